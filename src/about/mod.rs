@@ -96,7 +96,8 @@ pub fn text(version: &CStr) -> Result<*const c_char> {
 fn report(text: &mut impl Write, version: &CStr, loaded: &Loaded) -> fmt::Result {
     writeln!(text, "gradcodec {}, commit {}", shown(version), env!("GRADCODEC_COMMIT"))?;
     writeln!(text, "built by {} for {}", env!("GRADCODEC_COMPILER"), env!("GRADCODEC_TARGET"))?;
-    write!(text, "instruction set: {}, of", InstructionSet::chosen().name())?;
+    let chosen = InstructionSet::check().map_or("none", |()| InstructionSet::chosen().name());
+    write!(text, "instruction set: {chosen}, of")?;
     for set in InstructionSet::available() {
         write!(text, " {}", set.name())?;
     }

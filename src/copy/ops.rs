@@ -6,6 +6,7 @@ use std::{fmt, iter};
 use dlpark::ffi::{DLDataType, DLDevice, DLDeviceType};
 
 use crate::{
+    cpu::InstructionSet,
     cuda::Stream,
     device::{Queue, tensors},
     dlpack::{Device, Dtype, Elements, Kind, NewTensor, Outputs, check_apart},
@@ -89,6 +90,9 @@ pub fn to_device(src: &Elements<'_>, device: DLDevice) -> Result<Outputs> {
 
 /// Returns the queue of the target's device, or of the source's device if the target is host memory.
 fn queue_of(target: Device, source: Device, stream: Stream) -> Result<Queue> {
+    if target == Device::Cpu || source == Device::Cpu {
+        InstructionSet::check()?;
+    }
     Queue::of(if target == Device::Cpu { source } else { target }, stream)
 }
 

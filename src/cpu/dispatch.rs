@@ -5,6 +5,8 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+use crate::ffi::error::{Result, error};
+
 /// The instruction sets, in the order of the tables of [`multiversion`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstructionSet {
@@ -14,8 +16,6 @@ pub enum InstructionSet {
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }
-
-use crate::ffi::error::{Result, error};
 
 use InstructionSet::*;
 
@@ -27,10 +27,11 @@ const ALL: [InstructionSet; 1] = [Portable];
 
 pub const SETS: usize = ALL.len();
 
-/// Index in `ALL` of the set in use, plus 1; 0 if none is chosen or GRADCODEC_CPU is wrong. There is no lock, because a
-/// child that is forked during the choice could wait for it for ever. Threads that choose at the same time choose the
-/// same set.
+/// Index in `ALL` of the set in use, plus 1; 0 until a set is chosen, `WRONG` if GRADCODEC_CPU names none of this
+/// processor. There is no lock, because a child that is forked during the choice could wait for it for ever. Threads
+/// that choose at the same time choose the same set.
 static CHOSEN: AtomicUsize = AtomicUsize::new(0);
+const WRONG: usize = SETS + 1;
 
 impl InstructionSet {
     /// Returns the set's name in GRADCODEC_CPU.
@@ -66,16 +67,17 @@ impl InstructionSet {
         ALL.into_iter().filter(|set| set.is_available())
     }
 
-    /// Returns the set to use: the one that GRADCODEC_CPU names, or the best one.
+    /// Returns the set to use: the one that GRADCODEC_CPU names, or the best one. If the name is wrong: Portable,
+    /// which every processor has.
     #[inline(always)]
     pub fn chosen() -> Self {
-        Self::known().unwrap_or_else(|| Self::choose().unwrap_or(Portable))
+        Self::known().unwrap_or_else(Self::choose)
     }
 
     /// Checks GRADCODEC_CPU. Calls that work on CPU tensors begin with this.
     #[inline(always)]
     pub fn check() -> Result<()> {
-        if Self::known().is_some() { Ok(()) } else { Self::choose().map(|_| ()) }
+        if Self::known().is_some() { Ok(()) } else { Self::check_name() }
     }
 
     #[inline(always)]
@@ -84,21 +86,35 @@ impl InstructionSet {
     }
 
     #[cold]
-    fn choose() -> Result<Self> {
-        // std::env::var_os would allocate.
-        // SAFETY: the name and its value end with a NUL, and the value is read in this function only.
-        let wanted = unsafe { libc::getenv(c"GRADCODEC_CPU".as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
-        let wanted = wanted.map_or(&b""[..], CStr::to_bytes);
-        let named = |set: &Self| wanted.is_empty() || wanted == set.name().as_bytes();
-        let Some(place) = ALL.iter().position(|set| set.is_available() && named(set)) else {
-            return Err(error!(
-                InvalidArgument,
-                "GRADCODEC_CPU is {}; gc_build_info() lists the instruction sets of this processor",
-                wanted.escape_ascii()
-            ));
-        };
-        CHOSEN.store(place + 1, Ordering::Relaxed);
-        Ok(ALL[place])
+    fn check_name() -> Result<()> {
+        Self::choose();
+        if CHOSEN.load(Ordering::Relaxed) != WRONG {
+            return Ok(());
+        }
+        Err(error!(
+            InvalidArgument,
+            "GRADCODEC_CPU is {}; gc_build_info() lists the instruction sets of this processor",
+            Self::wanted().escape_ascii()
+        ))
+    }
+
+    #[cold]
+    fn choose() -> Self {
+        if CHOSEN.load(Ordering::Relaxed) == 0 {
+            let wanted = Self::wanted();
+            let named = |set: &Self| wanted.is_empty() || wanted == set.name().as_bytes();
+            let place = ALL.iter().position(|set| set.is_available() && named(set));
+            CHOSEN.store(place.map_or(WRONG, |place| place + 1), Ordering::Relaxed);
+        }
+        Self::known().unwrap_or(Portable)
+    }
+
+    /// Returns the value of GRADCODEC_CPU; "" if it is not set. std::env::var_os() would allocate.
+    fn wanted() -> &'static [u8] {
+        // SAFETY: the name and its value end with a NUL. The value does not change until a program sets the variable
+        // again, which docs/ENVIRONMENT.md rules out during a call.
+        let text = unsafe { libc::getenv(c"GRADCODEC_CPU".as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
+        text.map_or(b"", CStr::to_bytes)
     }
 }
 

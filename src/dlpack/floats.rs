@@ -1,5 +1,5 @@
-//! Converts float32 to other floats with one rounding, to nearest even. Integer arithmetic keeps the result independent
-//! of the caller's rounding mode and flushing of denormals. NaN becomes the only NaN that is written.
+//! Converts float32 to other floats with one rounding, to nearest even, in the floating-point environment that every
+//! call sets (ffi/environment.rs). NaN becomes the only NaN that is written.
 #![forbid(unsafe_code)]
 
 /// The only NaN that is written.

@@ -7,8 +7,8 @@
 //!
 //! Numbers are little-endian. The digest detects damage, not malice: anyone who can write a file can compute it.
 //!
-//! If a directory or file cannot be used, the kernel is compiled. Only a failed allocation is an error. A file is
-//! written under another name and then renamed, so concurrent processes find a whole file or none.
+//! If a directory or file cannot be used, the kernel is compiled. Failed allocations and wrong values of variables are
+//! errors. A file is written under another name and then renamed, so concurrent processes find a whole file or none.
 
 use std::{
     ffi::{CStr, CString, c_int},

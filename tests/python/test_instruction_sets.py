@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import gradcodec
+from stand_in import run
 from tiers import both
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
@@ -27,7 +28,15 @@ def test_each_instruction_set_matches_the_models(name, tests, chosen):
 
 
 def test_a_wrong_name_is_refused():
-    program = "import gradcodec; gradcodec.encode(__import__('numpy').zeros(8, 'f4'), 'int8')"
-    environment = {**os.environ, "GRADCODEC_CPU": "bogus", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert "GRADCODEC_CPU is bogus; " in done.stderr
+    run("""
+        assert b"instruction set: none, of " in ctypes.string_at(lib.gc_build_info())
+        array, tensor = np.zeros(32, np.uint8), held(32)
+        cpu, gpu = capi.Tensor(array).view, byref(view(tensor, (32,)))
+        for source, target in (cpu, cpu), (cpu, gpu), (gpu, cpu):
+            expect(lib.gc_copy_into(source, target, None), Status.INVALID_ARGUMENT, "GRADCODEC_CPU is bogus; ")
+        assert lib.gc_copy_into(gpu, byref(view(held(32), (32,))), None) == 0, "a copy that needs no CPU was refused"
+    """, GRADCODEC_CPU="bogus")
+
+
+def test_an_empty_name_counts_as_not_set():
+    run(f"""assert b"instruction set: {USED}, of " in ctypes.string_at(lib.gc_build_info())""", GRADCODEC_CPU="")

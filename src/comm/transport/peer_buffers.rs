@@ -20,7 +20,7 @@ use cudarc::driver::sys::CUpointer_attribute;
 
 use crate::{
     codec::plan::{ONE_SHOT_BYTES_OF_PEERS, sizes::LEAST_STRIDE},
-    cuda::{Memory, Queue, Stream, context::ContextRef, device::Device as Card, ipc::IpcHandle},
+    cuda::{Memory, Queue, Stream, context::ContextRef, device::Device as Gpu, ipc::IpcHandle},
     dlpack::Device,
     ffi::error::{Error, Result, Status, error},
 };
@@ -123,7 +123,7 @@ pub struct Identity {
 
 /// A rank's own buffer, before the others are mapped.
 pub struct Buffer {
-    device: Card,
+    device: Gpu,
     memory: Memory,
     bytes: u64,
 }
@@ -191,7 +191,7 @@ impl Buffer {
 
 /// A buffer of another process, mapped here.
 pub struct Mapped {
-    device: Card,
+    device: Gpu,
     home: ContextRef,
     pub address: u64,
 }

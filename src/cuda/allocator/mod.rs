@@ -2,7 +2,7 @@
 //!
 //! Work that was enqueued before a block's release may still use it, on streams that the library has no handle of. A
 //! released block is therefore pending until a *fence* has passed: cuMemFree waits for all work of the context, on any
-//! stream. NVIDIA documents only that cuMemFree may wait; tests/spec/test_memory.py shows that the driver's does. Every
+//! stream. NVIDIA documents only that cuMemFree may wait. tests/spec/test_memory.py shows that it does, with driver 580. Every
 //! other way to wait for all work breaks captures of other threads (measured with driver 580: cuCtxSynchronize and
 //! cuCtxRecordEvent do). Fences are rare: only an allocation that finds much pending runs one.
 //!
@@ -77,7 +77,7 @@ impl Queue {
         Ok(block.into_owner())
     }
 
-    /// Frees memory beyond the bound, the largest blocks first, a few blocks per call. Each cuMemFree may wait.
+    /// Frees memory beyond the bound, the largest blocks first, a few blocks per call.
     fn keep_within_bound(&mut self, context: u64) -> Result<()> {
         for _ in 0..FREES_PER_CALL {
             if !self.cache().is_beyond_bound() || !self.give_back(context, 1)? {

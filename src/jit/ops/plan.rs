@@ -4,6 +4,7 @@ use arrayvec::ArrayVec;
 
 use crate::{
     copy::cpu,
+    cpu::InstructionSet,
     dlpack::{Device, Dtype, Shape, View, check_apart, checks},
     ffi::error::{Result, error},
     jit::{
@@ -127,7 +128,7 @@ impl Kernel {
                 (first, device) = (first.or(Some(index)), view.device());
             }
             let kind = match () {
-                () if is_scalar => BindingKind::Scalar,
+                () if is_scalar => InstructionSet::check().map(|()| BindingKind::Scalar)?,
                 () if parameter.raw => self.raw(index, view)?,
                 () => BindingKind::Tensor,
             };
