@@ -46,14 +46,14 @@ int main()
     const double lr = 0.1, mu = 0.9; /* cast to the type of T */
     const auto of_lr = gradcodec::scalar(lr), of_mu = gradcodec::scalar(mu);
 
-    bool has_card = true;
+    bool has_gpu = true;
     try {
         gradcodec::prepare({kDLCUDA, 0});
     } catch (const gradcodec::Error &error) {
         std::cout << "no GPU is used: " << error.what() << "\n";
-        has_card = false;
+        has_gpu = false;
     }
-    if (!has_card) {
+    if (!has_gpu) {
         gc_run_options_t there{};
         there.capability = 90;
         float out[6], velocity[6];
@@ -72,8 +72,8 @@ int main()
     const DLDevice gpu = {kDLCUDA, 0};
     const auto put = [&](const auto &from) { return gradcodec::tensor_to_device(from, gpu); };
     Tensor z = put(view(zeros, {2, 3}));
-    const Tensor on_card[] = {put(view(x, {2, 3})), put(view(y, {3}))};
-    gradcodec::kernel_run(first, {on_card[0], on_card[1]}, {z});
+    const Tensor on_gpu[] = {put(view(x, {2, 3})), put(view(y, {3}))};
+    gradcodec::kernel_run(first, {on_gpu[0], on_gpu[1]}, {z});
     hold("z is x + y, or x * y where x - 2 > y", is_near(z, {1, 3, 5, 0, 5, 12}));
 
     const float weights[] = {1, 1, 1, 1, 1, 1};

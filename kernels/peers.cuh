@@ -51,7 +51,7 @@ __device__ __forceinline__ u64 nanoseconds_now() {
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     return now;
 #else
-    return nanoseconds_of_card();
+    return nanoseconds_of_gpu();
 #endif
 }
 

@@ -89,14 +89,14 @@ def test_the_readme_has_the_sizes_of_codecs_and_the_speeds_that_were_measured():
         found |= {codec} if took else set()
     assert found == {"float32", "int8", "int4"}
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    hook = re.search(r"PyTorch's bfloat16 hook takes (\d+) ms at 10 Gbit/s", text)[1]
-    assert float(hook) == measured["PyTorch's bf16 hook"]
     steps = {name: dict(zip(head, map(float, cells))) for name, *cells in rows("docs/PERFORMANCE.md", "| nodes and link |")}
     in_page = {
         "one machine with NVLink": "1 node x 4 GPUs, NVLink", "one machine whose": "1 node x 4 GPUs, no peer access",
         "two nodes of two GPUs, Ethernet of 25": "2 nodes x 2 GPUs, 25 Gbit/s",
         "two nodes of two GPUs, Ethernet of 10": "2 nodes x 2 GPUs, 10 Gbit/s",
     }  # fmt: skip
+    hook = re.search(r"bfloat16 hook it takes (\d+) ms at 25 Gbit/s and (\d+) ms at 10 Gbit/s", text).groups()
+    assert [float(ms) for ms in hook] == [steps[f"2 nodes x 2 GPUs, {n} Gbit/s"]["PyTorch's bf16 hook"] for n in (25, 10)]
     for name, nccl, own, _ in rows("README.md", "| your GPUs |"):
         step = next((steps[place] for begin, place in in_page.items() if name.startswith(begin)), None)
         numbers = [float(number.replace(",", "")) for number in re.findall(r"([\d,]+) ms", f"{nccl} {own}")]
@@ -109,8 +109,10 @@ def test_the_readme_has_the_sizes_of_codecs_and_the_speeds_that_were_measured():
     for seed, losses in enumerate(text.split("126 million weights, one seed:")[1].split(". ")[0].split("another:")):
         table = [row for row in larger if row[1] == str(seed) and "2 x 2" not in row[0]]
         assert dict(re.findall(r"(\w+) (0\.\d{3})", losses)) == {name: f"{float(row[-1]):.3f}" for name, *row in table}
-    losses = re.findall(r"0\.5\d\d", (ROOT / "docs/CHOOSING.md").read_text(encoding="utf-8"))
-    assert set(losses) == {f"{float(row[-1]):.3f}" for row in larger}
+    float32 = {row[1]: float(row[-1]) for row in larger if row[0] == "float32"}
+    worst = max(abs(float(row[-1]) / float32[row[1]] - 1) for row in larger)
+    for page in "docs/CODECS.md", "docs/CHOOSING.md":
+        assert f"within {100 * worst:.1f} % of float32" in (ROOT / page).read_text(encoding="utf-8"), page
     losses = re.search(r"float32 ([\d.]+), INT8 ([\d.]+), INT4 ([\d.]+)\.", text).groups()
     expected = {
         sent.split(", ")[-1]: loss

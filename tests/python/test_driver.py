@@ -164,9 +164,6 @@ def test_kept_memory_has_a_bound_and_the_largest_blocks_are_freed_first():
 def test_only_calls_that_make_tensors_free_blocks_beyond_the_bound():
     run("""
         fake = driver()
-        for _ in range(6):  # learns how the driver frees; on a loaded machine a trial may be unclear
-            lib.gc_tensor_free(held(1000))
-            assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         src, dst = held(800), held(100)
         packing = byref(view(src, (800,))), 0, byref(view(dst, (1, 100))), None
         assert lib.gc_pack_chunks_into(*packing) == 0
@@ -191,9 +188,6 @@ def test_an_out_of_memory_error_waits_for_blocks_of_another_thread():
     run("""
         import threading
         fake = driver()
-        for _ in range(6):  # learns how the driver frees; on a loaded machine a trial may be unclear
-            lib.gc_tensor_free(held(1000))
-            assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         filler = held(15 << 30)
         free_all([held(240 << 20), held(240 << 20)])  # these pending blocks cause a fence, and are within the bound
         fake.fake_hold_frees(1)

@@ -216,7 +216,7 @@ static struct { std::atomic<uint64_t> behind, held_at; } clock_of_gpus;
 }
 // Called by a kernel that waits for another thread's kernel. The clock stops for at most 60 s, so that a test whose
 // rank waits in vain ends.
-[[maybe_unused]] static uint64_t nanoseconds_of_card() {
+[[maybe_unused]] static uint64_t nanoseconds_of_gpu() {
     sched_yield();
     const uint64_t held_at = clock_of_gpus.held_at, now = nanoseconds_of_host() - clock_of_gpus.behind;
     return held_at && now - held_at < 60000000000 ? held_at : now;

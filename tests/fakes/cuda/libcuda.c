@@ -1385,12 +1385,6 @@ void fake_go_on(void) { atomic_store(&held_wait, 0); }
 int fake_libraries(void) { return libraries; }
 int fake_pinned(void) { return pinned; }
 int fake_events(void) { return events; }
-int fake_streams(void) {
-    int count = 0;
-    for (Stream stream = streams; stream; stream = stream->next)
-        count++;
-    return count;
-}
 /* Returns the number of streams on which a kernel runs. */
 int fake_running(void) {
     int count = 0;
