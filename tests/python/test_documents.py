@@ -106,7 +106,7 @@ def test_the_readme_has_the_sizes_of_codecs_and_the_speeds_that_were_measured():
             slow = steps["2 nodes x 2 GPUs, 1 Gbit/s"]
             assert (nccl, own) == (f"{slow['NCCL'] / 1e3:.0f} s", f"`int4` {slow['INT4'] / 1e3:.1f} s")
     larger = rows("docs/CODECS.md", "at the end, more text")
-    for seed, losses in enumerate(text.split("126 million weights, one seed:")[1].split(". ")[0].split("another:")):
+    for seed, losses in enumerate(text.split("126 million weights, one seed:")[1].split(". ")[0].split("another seed:")):
         table = [row for row in larger if row[1] == str(seed) and "2 x 2" not in row[0]]
         assert dict(re.findall(r"(\w+) (0\.\d{3})", losses)) == {name: f"{float(row[-1]):.3f}" for name, *row in table}
     float32 = {row[1]: float(row[-1]) for row in larger if row[0] == "float32"}
