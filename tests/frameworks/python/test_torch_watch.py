@@ -84,6 +84,23 @@ def test_an_exchange_that_has_ended_is_not_aborted(watch, monkeypatch):
     assert not comm.aborted.is_set()
 
 
+def test_the_time_of_an_old_exchange_does_not_abort_a_new_one(watch, monkeypatch):
+    comm, asked = Comm(), []
+    made = watch(comm, timeout=0)
+
+    def query(_):
+        made.expect()  # another exchange is enqueued before the event is asked
+        asked.append(1)
+        return False
+
+    monkeypatch.setattr(Event, "query", query)
+    made.expect()
+    while len(asked) < 3 and not comm.aborted.is_set():
+        assert comm.checked.acquire(timeout=LIMIT)
+    made.stop()
+    assert not comm.aborted.is_set()
+
+
 def test_a_process_ends_while_a_thread_watches():
     program = """
 import torch
