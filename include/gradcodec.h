@@ -549,8 +549,8 @@ gc_status_t gc_codec_state_out(gc_codec_t *codec,
 
 /**
  * Loads a state that gc_codec_state_out() wrote. An invalid state, or a state of another codec, gives CORRUPT on the
- * CPU. CUDA checks only the header and the signs of scales: if one is wrong, it sets GC_FLAG_CORRUPT. In both cases the
- * codec is unchanged. On CUDA an error of a block codec that is not finite becomes 0, and sets GC_FLAG_NONFINITE.
+ * CPU. CUDA checks only the header and the signs of scales: if one is wrong, it sets GC_FLAG_CORRUPT. In both cases
+ * the codec is unchanged. On CUDA an error of a block codec that is not finite becomes 0, and sets GC_FLAG_NONFINITE.
  *
  * `src`: as `dst` of gc_codec_state_out(), whose statuses apply here, too.
  */
@@ -1925,9 +1925,9 @@ gc_status_t gc_share_receive(int socket,
  * else what the process has loaded; or else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it. Version
  * 11.2 or later is needed. Compiled code is *kept on disk*, in $GRADCODEC_CACHE_DIR, or else
  * $XDG_CACHE_HOME/gradcodec, or else $HOME/.cache/gradcodec. It takes up to 256 MiB; beyond that, the least recently
- * used files are deleted. GRADCODEC_CACHE=0 turns this off. Other values than 0 and 1, and a path that is not absolute in
- * GRADCODEC_CACHE_DIR, give GC_STATUS_INVALID_ARGUMENT. If the directory cannot be used, kernels are compiled. A machine
- * without NVRTC runs code from another machine: copy the directory (docs/KERNELS.md).
+ * used files are deleted. GRADCODEC_CACHE=0 turns this off. Other values than 0 and 1, and a relative path in
+ * GRADCODEC_CACHE_DIR, give GC_STATUS_INVALID_ARGUMENT. If the directory cannot be used, kernels are compiled. A
+ * machine without NVRTC runs code from another machine: copy the directory (docs/KERNELS.md).
  *
  * Any thread may call any function on a kernel at any time. The first call with a new combination of types compiles
  * the kernel. That takes a fraction of a second, waits for the context, and is refused in a capture: call
@@ -2167,9 +2167,9 @@ void gc_kernel_free(gc_kernel_t *kernel);
  * whenever the calling thread may run on a CPU that was not among them. If each of your threads is bound to one CPU
  * (by OMP_PROC_BIND, for example), set the number with gc_set_threads().
  *
- * The instruction set is chosen at run time. The environment variable GRADCODEC_CPU, which is read once, selects
- * another one that the processor has: portable, avx2 or avx512. Results are the same with any set. Any other name gives
- * GC_STATUS_INVALID_ARGUMENT in calls that work on CPU tensors.
+ * The instruction set is chosen at run time. The environment variable GRADCODEC_CPU, which the first call reads,
+ * selects another one that the processor has: portable, avx2 or avx512. Results are the same with any set. Any other
+ * name gives GC_STATUS_INVALID_ARGUMENT in calls that work on CPU tensors.
  */
 
 /**

@@ -5,7 +5,7 @@
 //!
 //! Each folder is one feature, and uses only folders that are listed before it:
 //!
-//! - `ffi`: errors, panics, handles, borrowed arguments, libraries found at run time.
+//! - `ffi`: errors, panics, handles, borrowed arguments, environment variables, libraries found at run time.
 //! - `dlpack`: tensors in and out.
 //! - `cpu`: threads, instruction sets, host memory. `cuda`: the driver, contexts, launches, device memory.
 //! - `device`: the queue of a call on either of them; new tensors.

@@ -561,8 +561,8 @@ pub unsafe extern "C" fn gc_codec_state_out(
 }
 
 /// Loads a state that gc_codec_state_out() wrote. An invalid state, or a state of another codec, gives CORRUPT on the
-/// CPU. CUDA checks only the header and the signs of scales: if one is wrong, it sets GC_FLAG_CORRUPT. In both cases the
-/// codec is unchanged. On CUDA an error of a block codec that is not finite becomes 0, and sets GC_FLAG_NONFINITE.
+/// CPU. CUDA checks only the header and the signs of scales: if one is wrong, it sets GC_FLAG_CORRUPT. In both cases
+/// the codec is unchanged. On CUDA an error of a block codec that is not finite becomes 0, and sets GC_FLAG_NONFINITE.
 ///
 /// `src`: as `dst` of gc_codec_state_out(), whose statuses apply here, too.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]

@@ -9,9 +9,9 @@
 //! whenever the calling thread may run on a CPU that was not among them. If each of your threads is bound to one CPU
 //! (by OMP_PROC_BIND, for example), set the number with gc_set_threads().
 //!
-//! The instruction set is chosen at run time. The environment variable GRADCODEC_CPU, which is read once, selects
-//! another one that the processor has: portable, avx2 or avx512. Results are the same with any set. Any other name gives
-//! GC_STATUS_INVALID_ARGUMENT in calls that work on CPU tensors.
+//! The instruction set is chosen at run time. The environment variable GRADCODEC_CPU, which the first call reads,
+//! selects another one that the processor has: portable, avx2 or avx512. Results are the same with any set. Any other
+//! name gives GC_STATUS_INVALID_ARGUMENT in calls that work on CPU tensors.
 
 use crate::ffi::{api::gc_status_t, panics::boundary};
 

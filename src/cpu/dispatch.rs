@@ -1,11 +1,11 @@
 //! Chooses the instruction set, and compiles generic functions for each set.
 
-use std::{
-    ffi::CStr,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::ffi::error::{Result, error};
+use crate::ffi::{
+    error::{Result, error},
+    variable::variable,
+};
 
 /// The instruction sets, in the order of the tables of [`multiversion`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +27,9 @@ const ALL: [InstructionSet; 1] = [Portable];
 
 pub const SETS: usize = ALL.len();
 
-/// Index in `ALL` of the set in use, plus 1; 0 until a set is chosen, `WRONG` if GRADCODEC_CPU names none of this
-/// processor. There is no lock, because a child that is forked during the choice could wait for it for ever. Threads
-/// that choose at the same time choose the same set.
+/// Index in `ALL` of the set in use, plus 1; 0 until a set is chosen. There is no lock, because a child that is forked
+/// during the choice could wait for it for ever. Threads that choose at the same time choose the same set.
 static CHOSEN: AtomicUsize = AtomicUsize::new(0);
-const WRONG: usize = SETS + 1;
 
 impl InstructionSet {
     /// Returns the set's name in GRADCODEC_CPU.
@@ -67,11 +65,11 @@ impl InstructionSet {
         ALL.into_iter().filter(|set| set.is_available())
     }
 
-    /// Returns the set to use: the one that GRADCODEC_CPU names, or the best one. If the name is wrong: Portable,
-    /// which every processor has.
+    /// Returns the set to use: the one that GRADCODEC_CPU names, or the best one. If this processor has no set of that
+    /// name: Portable.
     #[inline(always)]
     pub fn chosen() -> Self {
-        Self::known().unwrap_or_else(Self::choose)
+        Self::known().or_else(Self::choose).unwrap_or(Portable)
     }
 
     /// Checks GRADCODEC_CPU. Calls that work on CPU tensors begin with this.
@@ -86,35 +84,23 @@ impl InstructionSet {
     }
 
     #[cold]
-    fn check_name() -> Result<()> {
-        Self::choose();
-        if CHOSEN.load(Ordering::Relaxed) != WRONG {
-            return Ok(());
-        }
-        Err(error!(
-            InvalidArgument,
-            "GRADCODEC_CPU is {}; gc_build_info() lists the instruction sets of this processor",
-            Self::wanted().escape_ascii()
-        ))
+    fn choose() -> Option<Self> {
+        let wanted = variable(c"GRADCODEC_CPU");
+        let named = |set: &Self| wanted.is_none_or(|name| name.to_bytes() == set.name().as_bytes());
+        let place = ALL.iter().position(|set| set.is_available() && named(set))?;
+        CHOSEN.store(place + 1, Ordering::Relaxed);
+        Some(ALL[place])
     }
 
     #[cold]
-    fn choose() -> Self {
-        if CHOSEN.load(Ordering::Relaxed) == 0 {
-            let wanted = Self::wanted();
-            let named = |set: &Self| wanted.is_empty() || wanted == set.name().as_bytes();
-            let place = ALL.iter().position(|set| set.is_available() && named(set));
-            CHOSEN.store(place.map_or(WRONG, |place| place + 1), Ordering::Relaxed);
-        }
-        Self::known().unwrap_or(Portable)
-    }
-
-    /// Returns the value of GRADCODEC_CPU; "" if it is not set. std::env::var_os() would allocate.
-    fn wanted() -> &'static [u8] {
-        // SAFETY: the name and its value end with a NUL. The value does not change until a program sets the variable
-        // again, which docs/ENVIRONMENT.md rules out during a call.
-        let text = unsafe { libc::getenv(c"GRADCODEC_CPU".as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
-        text.map_or(b"", CStr::to_bytes)
+    fn check_name() -> Result<()> {
+        Self::choose().map(|_| ()).ok_or_else(|| {
+            let wanted = variable(c"GRADCODEC_CPU").unwrap_or_default().to_bytes().escape_ascii();
+            error!(
+                InvalidArgument,
+                "GRADCODEC_CPU is {wanted}; gc_build_info() lists the instruction sets of this processor"
+            )
+        })
     }
 }
 

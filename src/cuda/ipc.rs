@@ -22,7 +22,8 @@ impl Device {
         Ok(handle.reserved.map(|byte| byte as u8))
     }
 
-    /// Opens an allocation of `bytes` bytes of another process, also on another GPU that this one can access. Returns its address here.
+    /// Opens an allocation of `bytes` bytes of another process, on this GPU or on one that it can access. Returns its
+    /// address here.
     pub fn open_ipc(self, handle: &IpcHandle, bytes: u64) -> Result<u64> {
         const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
         let (driver, mut address) = (self.driver, 0);

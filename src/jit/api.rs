@@ -50,9 +50,9 @@
 //! else what the process has loaded; or else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it. Version
 //! 11.2 or later is needed. Compiled code is *kept on disk*, in $GRADCODEC_CACHE_DIR, or else
 //! $XDG_CACHE_HOME/gradcodec, or else $HOME/.cache/gradcodec. It takes up to 256 MiB; beyond that, the least recently
-//! used files are deleted. GRADCODEC_CACHE=0 turns this off. Other values than 0 and 1, and a path that is not absolute in
-//! GRADCODEC_CACHE_DIR, give GC_STATUS_INVALID_ARGUMENT. If the directory cannot be used, kernels are compiled. A machine
-//! without NVRTC runs code from another machine: copy the directory (docs/KERNELS.md).
+//! used files are deleted. GRADCODEC_CACHE=0 turns this off. Other values than 0 and 1, and a relative path in
+//! GRADCODEC_CACHE_DIR, give GC_STATUS_INVALID_ARGUMENT. If the directory cannot be used, kernels are compiled. A
+//! machine without NVRTC runs code from another machine: copy the directory (docs/KERNELS.md).
 //!
 //! Any thread may call any function on a kernel at any time. The first call with a new combination of types compiles
 //! the kernel. That takes a fraction of a second, waits for the context, and is refused in a capture: call

@@ -29,9 +29,10 @@ use sha2::{Digest, Sha256};
 use crate::ffi::{
     error::{Result, error},
     fallible,
+    variable::variable,
 };
 
-use super::{copied, room, variable};
+use super::{copied, room};
 
 /// Number of bytes of a key that identify the request.
 pub const REQUEST: usize = 32;

@@ -23,8 +23,6 @@ mod search;
 pub mod source;
 pub mod types;
 
-use std::ffi::CStr;
-
 use sha2::{Digest, Sha256};
 
 use crate::ffi::error::{Result, Status, error};
@@ -146,20 +144,6 @@ fn add_part(key: &mut Sha256, part: &[u8]) {
     key.update(part);
 }
 
-/// Returns the value of an environment variable; None if it is unset or empty, or if the program has privileges that
-/// its caller lacks (AT_SECURE).
-fn variable(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: getauxval() reads a table that does not change.
-    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
-        return None;
-    }
-    // std::env::var_os() is not used here because it allocates.
-    // SAFETY: `name` ends with a NUL. The value does not change until a program sets the variable again, which
-    // docs/ENVIRONMENT.md rules out during a call.
-    let text = unsafe { libc::getenv(name.as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
-    text.filter(|text| !text.is_empty())
-}
-
 /// Returns a copy of a text; OutOfMemory if it cannot be allocated.
 pub fn owned(text: &str) -> Result<String> {
     let mut copy = String::new();
@@ -186,7 +170,7 @@ fn room(bytes: usize) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashSet;
+    use std::{collections::HashSet, ffi::CStr};
 
     fn request<'a>(name: &'a str, source: &'a str, options: &'a [&'a str]) -> Request<'a> {
         Request {

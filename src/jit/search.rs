@@ -12,9 +12,10 @@ use std::{
 use crate::ffi::{
     dynamic::{self, Loaded},
     error::{Result, error},
+    variable::variable,
 };
 
-use super::{nvrtc::Library, room, variable};
+use super::{nvrtc::Library, room};
 
 /// File names of NVRTC in its packages, newest first; the last one is the toolkit's.
 const FILES: [&CStr; 4] = [c"libnvrtc.so.13", c"libnvrtc.so.12", c"libnvrtc.so.11.2", c"libnvrtc.so"];

@@ -45,8 +45,8 @@ pub fn vote_with(set: InstructionSet, poll: &Poll, src: *mut u8, dst: *mut u8) {
     };
     pool::run((read / BYTES_A_THREAD) as usize, parts_for, |index, parts| {
         let part = cut(poll.bytes, index, parts);
-        // SAFETY: the processor has the instructions of `set`, which was chosen for it. The makers of the views promised
-        // valid memory, and every part writes bytes of its own.
+        // SAFETY: the processor has the instructions of `set`, which was chosen for it. The makers of the views
+        // promised valid memory, and every part writes bytes of its own.
         unsafe { vote_part(set, poll, src.at(0), dst.at(0), &part) };
     });
 }

@@ -2,9 +2,9 @@
 //!
 //! Work that was enqueued before a block's release may still use it, on streams that the library has no handle of. A
 //! released block is therefore pending until a *fence* has passed: cuMemFree waits for all work of the context, on any
-//! stream. NVIDIA documents only that cuMemFree may wait. tests/spec/test_memory.py shows that it does, with driver 580. Every
-//! other way to wait for all work breaks captures of other threads (measured with driver 580: cuCtxSynchronize and
-//! cuCtxRecordEvent do). Fences are rare: only an allocation that finds much pending runs one.
+//! stream. NVIDIA documents only that cuMemFree may wait. tests/spec/test_memory.py shows that it does, with driver 580.
+//! Every other way to wait for all work breaks captures of other threads (measured with driver 580: cuCtxSynchronize
+//! and cuCtxRecordEvent do). Fences are rare: only an allocation that finds much pending runs one.
 //!
 //! Calls that create tensors free memory beyond a share of the device's memory, the largest blocks first, but only a
 //! few blocks per call: every cuMemFree waits for the work enqueued since the last one. No other call frees, so
@@ -115,8 +115,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until all work that was enqueued in the context before is done, on any stream. Breaks no capture unless the
-    /// device has no memory left.
+    /// Waits until all work that was enqueued in the context before is done, on any stream. Breaks no capture unless
+    /// the device has no memory left.
     pub fn finish(&mut self) -> Result<()> {
         let context = self.current()?.id;
         if self.fence(context)? { Ok(()) } else { self.synchronize_context() }

@@ -125,9 +125,10 @@ impl Queue {
                 ));
             }
             let device = self.device_numbered(about.ordinal)?;
-            let handle = device.ipc_handle(first, bytes).map_err(as_share_error);
-            let handle =
-                handle.map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
+            let handle = device
+                .ipc_handle(first, bytes)
+                .map_err(as_share_error)
+                .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
             let uuid = device.uuid()?;
             let means = ExportMethod::Handle(handle, Loan::of(device, first));
             return Ok(Exported { uuid, address: first, bytes, means });

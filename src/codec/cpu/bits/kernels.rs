@@ -174,7 +174,7 @@ unsafe fn add_on<S: Simd<u32>>(bits: *const u8, value: f32, dst: *mut u8, count:
         unsafe {
             let dst = dst.add(first);
             match count - first {
-                // Here the sums stay in registers. On a stack that is not aligned to cache lines this took twice as long.
+                // Here the sums stay in registers. Sums that cross cache lines on the stack took twice as long.
                 32.. => {
                     let sums = sums_of(dst.cast::<[f32; 32]>().read_unaligned(), word, value, &mut highest);
                     dst.cast::<[f32; 32]>().write_unaligned(sums);
