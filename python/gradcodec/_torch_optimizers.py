@@ -211,12 +211,12 @@ class OneBitAdam(_OneBit):
     in the last of them, without its bias, and
 
         m = mean over the ranks of (beta1 * m + (1 - beta1) * gradient)
-        p = p - lr * m / (root of variance + eps) - lr * weight_decay * p
+        p = p - lr * clip(m / (root of variance + eps), -1, 1) - lr * weight_decay * p
 
-    without a correction of bias. An element whose variance is 0 by then does not change. All elements of m have the
-    same magnitude, so those whose variance is tiny take huge steps unless `eps` is large enough: if many gradients are
-    nearly 0, take about a twentieth of the root of the mean variance (docs/CODECS.md has an example).
-    Gradients and step() are those of OneBitSGD.
+    without a correction of bias. An element whose variance is 0 by then does not change. AdamW's variance grows with
+    the gradient, so its steps seldom exceed lr. Here the variance is constant, and the elements of a tensor arrive with
+    one magnitude for the part of each rank. Without the clip an element with a tiny variance would take a huge step,
+    and all elements would when gradients grow. Gradients and step() are those of OneBitSGD.
 
     `warmup_steps`: at least 1. `group`, `timeout`, `transport`, `taken_back`: as in OneBitSGD.
     """
@@ -288,7 +288,7 @@ class OneBitAdam(_OneBit):
                 self.state[one]["exp_avg"] = momentum
                 if self._frozen(one):
                     continue
-                step = momentum / variance.sqrt().add_(each["eps"])
+                step = (momentum / variance.sqrt().add_(each["eps"])).clamp_(-1, 1)
                 step += each["weight_decay"] * one
                 one.add_(torch.where(variance > 0, step, 0).to(one.dtype), alpha=-each["lr"])
         return True

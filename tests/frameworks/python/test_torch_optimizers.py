@@ -208,18 +208,18 @@ def elements_without_a_variance_are_left_alone():
     assert torch.equal(weight[1::2], then[1::2]) and (weight[::2] < then[::2]).all()
 
 
-def epsilon_bounds_a_step_where_the_variance_is_tiny():
-    """Checks eps: all momenta arrive with one magnitude, which here is divided by 1 or by a millionth."""
-    moved = []
-    for eps in 1e-8, 0.05:
+def no_element_moves_by_more_than_the_rate():
+    """Checks a step after the warm-up: one magnitude, divided by a root of the variance of 1 or 1e-6, plus eps."""
+    momentum = (0.9 * 0.19 + 0.1) / 2**0.5  # the root of the mean of their squares in the third step
+    for eps, of_large, of_tiny in (1e-8, momentum, 1), (0.5, momentum / 1.5, momentum / 0.5):
         weight = torch.nn.Parameter(torch.ones(8))
-        optimizer = OneBitAdam([weight], 0.1, eps=eps, warmup_steps=2)
+        optimizer = OneBitAdam([weight], 0.1, eps=eps, weight_decay=0.2, warmup_steps=2)
         for _ in range(3):
             then = weight.detach().clone()
-            weight.grad = torch.tensor([1.0, 1e-6] * 4)
+            weight.grad = torch.tensor([1.0, 1e-6, -1.0, -1e-6] * 2)
             optimizer.step()
-        moved.append((weight.detach() - then).abs().max().item())
-    assert moved[0] > 1e4 * 0.1 and moved[1] < 0.1 / 0.05, moved
+        step = torch.tensor([of_large, of_tiny, -of_large, -of_tiny] * 2) + 0.2 * then
+        torch.testing.assert_close(weight.detach() - then, -0.1 * step, rtol=1e-4, atol=1e-6)
 
 
 def parameters_without_a_gradient_count_as_zero():
@@ -273,6 +273,6 @@ def test_optimizers(group, tmp_path):
         a_saved_variance_that_float16_does_not_have_goes_on, frozen_parameters_stay_as_they_are,
         the_state_is_float32_where_that_is_not_the_default, the_warm_up_is_adamw, sgd_trains_as_well_as_with_float32,
         adam_trains_as_well_as_with_float32, one_inf_leaves_one_step_out_on_all_ranks,
-        epsilon_bounds_a_step_where_the_variance_is_tiny, a_step_may_be_compiled,
+        no_element_moves_by_more_than_the_rate, a_step_may_be_compiled,
         a_state_of_another_shape_is_refused_on_all_ranks,
     )  # fmt: skip
