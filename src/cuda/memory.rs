@@ -20,14 +20,10 @@ pub struct Memory {
 impl Memory {
     /// Allocates `bytes` bytes in the queue's context. Later work on its stream finds them set to 0.
     pub fn new(queue: &mut Queue, bytes: u64) -> Result<Self> {
-        let (device, driver) = (queue.device, queue.device.driver);
         let home = queue.home()?;
         let size = usize::try_from(bytes).map_err(|_| error!(SizeOverflow, "{bytes} bytes for a codec"))?;
-        let mut address = 0;
-        // SAFETY: the driver writes to a local variable, which outlives the call.
-        let code = unsafe { (driver.functions.cuMemAlloc_v2)(&mut address, size) };
-        driver.check(code, format_args!("cuMemAlloc of {bytes} bytes on {device}"))?;
-        let memory = Self { device, home, address, bytes };
+        let address = queue.allocate_scarce(size, size)?;
+        let memory = Self { device: queue.device, home, address, bytes };
         memory.clear(queue, 0, bytes)?;
         Ok(memory)
     }

@@ -320,12 +320,17 @@ def test_a_module_is_loaded_once_and_into_a_context_at_first_use():
 
 def test_kept_memory_is_freed_when_the_device_has_none_left():
     run("""
+        import codecs_c
         fake = driver()
         lib.gc_tensor_free(held(900_000))
         tensor = held(600_000)
         expect(empty(2 << 20)[0], Status.OUT_OF_MEMORY, "cuMemAlloc", 2 << 20, "cuda:0", "CUDA_ERROR_OUT_OF_MEMORY")
         lib.gc_tensor_free(tensor)
         lib.gc_tensor_free(held(1000_000))
+        options = codecs_c.options_of(codecs_c.model_of(codec=codecs_c.ONEBIT, segments=[150_000]), DLDevice(CUDA, 0))
+        codec = ctypes.POINTER(capi.Codec)()
+        assert lib.gc_codec_create(byref(options), byref(codec)) == 0, last_error()
+        lib.gc_codec_free(codec)
     """, FAKE_MEMORY=1 << 20)
 
 

@@ -48,26 +48,14 @@ impl Queue {
             }
         }
         let mut block = Block::new(capacity, context, cache);
-        for waits in 0.. {
-            match self.allocate_anew(block.capacity, bytes) {
-                Ok(address) => {
-                    block.address = address;
-                    break;
-                }
-                Err(failure) if failure.status == Status::OutOfMemory => {
-                    // Retry with no more than the tensor needs, which may still be available.
-                    block.capacity = bytes.checked_next_multiple_of(SMALLEST).unwrap_or(bytes);
-                    let gave_back = self.give_back(context, usize::MAX)?;
-                    if capacity > block.capacity && waits == 0 || gave_back {
-                        continue;
-                    }
-                    if waits >= MOST_WAITS || !cache.wait_for_others() {
-                        return Err(failure);
-                    }
-                }
-                Err(failure) => return Err(failure),
+        block.address = match self.allocate_anew(capacity, bytes) {
+            Err(failure) if failure.status == Status::OutOfMemory => {
+                // Retry with no more than the tensor needs, which may still be available.
+                block.capacity = bytes.checked_next_multiple_of(SMALLEST).unwrap_or(bytes);
+                self.allocate_scarce(block.capacity, bytes)?
             }
-        }
+            other => other?,
+        };
         if let Err(failure) = cache.settle(&block) {
             let mut batch = cache.empty_batch();
             batch.add(block);
@@ -75,6 +63,25 @@ impl Queue {
             return Err(failure);
         }
         Ok(block.into_owner())
+    }
+
+    /// Allocates memory that is not of the cache, at least one byte. Frees what the cache keeps if there is no other.
+    pub fn allocate_scarce(&mut self, capacity: usize, wanted: usize) -> Result<u64> {
+        let context = self.current()?.id;
+        let mut waits = 0;
+        loop {
+            match self.allocate_anew(capacity, wanted) {
+                Err(failure) if failure.status == Status::OutOfMemory => {
+                    if !self.give_back(context, usize::MAX)? {
+                        if waits == MOST_WAITS || !self.cache().wait_for_others() {
+                            return Err(failure);
+                        }
+                        waits += 1;
+                    }
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Frees memory beyond the bound, the largest blocks first, a few blocks per call.
