@@ -201,7 +201,7 @@ const char *gc_last_error(void);
  *
  * Errors take 4 bytes per element (2 in bfloat16), and belong in checkpoints. Keep errors with codecs of 4 bits and
  * fewer; codecs of 8 and 16 bits usually work without them (GC_ERROR_NONE). With errors in float32 a block codec loses
- * nothing: the sent value plus the kept error is exactly the original value.
+ * nothing but the rounding of gradient plus error to float32.
  *
  * A block with a NaN, an Inf or a magnitude of 2^127 or more decodes to NaN as a whole, and GC_FLAG_NONFINITE is set.
  * The errors of the block stay as they were, so the errors of block codecs are always finite. A raw segment sends such
@@ -602,9 +602,9 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  *     gc_comm_free(comm);                                     // the all-reduces over it remain usable
  *
  * A call may block until all ranks have made the matching call, so each rank needs a thread of its own. Every rank
- * must make its calls on a communicator in the same order. If a call fails for its arguments or for lack of memory,
- * its rank does not take part. The others then wait for its next call; in a group they get COMM once its communicator
- * is freed. If a call fails on one rank, it need not fail on the others.
+ * must make its calls on a communicator in the same order. If a run fails for its arguments or for lack of memory, its
+ * rank does not take part. The others then wait for its next call; a group gives COMM once that rank has freed its
+ * communicator and its all-reduces. If a call fails on one rank, it need not fail on the others.
  *
  * A second call on the same communicator gives BUSY while the first is running. gc_comm_async_error() and
  * gc_comm_abort() may always be called.
@@ -671,8 +671,8 @@ typedef struct gc_transport_t {
 /**
  * Creates a communicator from your transport callbacks.
  *
- * `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release,
- * by gc_comm_free().
+ * `transport`: read during the call; its functions and ctx must stay, see gc_comm_free(). `*out`: yours to release, by
+ * gc_comm_free().
  *
  * - GC_STATUS_INVALID_ARGUMENT: `rank` is not within 0 to world_size - 1, a function is NULL, or a flag is unknown.
  */
@@ -704,9 +704,9 @@ int32_t gc_comm_world_size(const gc_comm_t *comm);
 
 /**
  * Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed, or gc_comm_abort() was called;
- * CORRUPT: a payload was not one of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK
- * otherwise. After a failure release the communicator, and the all-reduces over it, on every rank, and create new
- * ones. This call never waits, and any thread may make it.
+ * CORRUPT: a payload was not one of this version; TIMEOUT: over NCCL or peer memory, a rank was late; OK otherwise.
+ * After a failure release the communicator, and the all-reduces over it, on every rank, and create new ones. This call
+ * never waits, and any thread may make it.
  */
 gc_status_t gc_comm_async_error(const gc_comm_t *comm);
 
@@ -740,8 +740,8 @@ gc_status_t gc_comm_abort(gc_comm_t *comm);
 
 /**
  * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduces that were created from it
- * remain usable. Your transport callbacks are not called here; they must stay until the last of these all-reduces is
- * released.
+ * remain usable. Your transport callbacks are not called here. They must stay until the last all-reduce, and the last
+ * hierarchical communicator, that was created from it is released.
  *
  * NCCL destroys a communicator when all ranks of the node destroy theirs. The last release of one that this library
  * has created, here or in gc_allreduce_free(), waits for the other ranks for one second at most. After that a thread
@@ -936,8 +936,7 @@ gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
  * may already be those after the step.
  *
  * With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends all pending steps: that
- * of one half, or both. Calling a half whose step is still pending commits both first. So end the step of each half by
- * itself, or both together.
+ * of one half, or both. Calling a half whose step is still pending commits both first.
  */
 gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
                                         const DLTensor *const *values,
@@ -1004,10 +1003,10 @@ gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
  *
  * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If that
  * world had as many ranks as this one, this rank takes its own row. Otherwise every rank takes the mean of all rows,
- * each divided by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). A rank
- * may pass its own errors alone: as [1, n] or, with GC_REDUCTION_SUM, which would divide these, as its own row among
- * as many rows as there are ranks now. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all
- * shards. This rank takes those of its own shard.
+ * each divided by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). Over
+ * several nodes see docs/NUMERICS.md, section 12. A rank may pass its own errors alone, as [1, n]. GC_REDUCTION_SUM
+ * divides these: pass as many rows as there are ranks then, with its own in place. `server`: NULL, or float32,
+ * C-contiguous, n elements: the server errors of all shards. This rank takes those of its own shard.
  *
  * - All errors of gc_codec_errors_in().
  * - GC_STATUS_SHAPE_MISMATCH: a tensor has another shape than described.
@@ -1155,8 +1154,8 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
  *
  * A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host continues. If a
  * rank does not arrive, the results of that call are NaN on the ranks that waited (an all-reduce sets
- * GC_FLAG_NONFINITE, too), and gc_comm_async_error() returns TIMEOUT. All later calls then fail with COMM, here and,
- * once they wait for this rank, on the others. The same happens if a rank has died or writes invalid data.
+ * GC_FLAG_NONFINITE, too), and gc_comm_async_error() returns TIMEOUT. All later calls of this rank then fail with
+ * COMM, and those of other ranks once they wait for it. The same happens if a rank has died or writes invalid data.
  *
  * Ranks within one process that share a GPU also wait for each other on the host, for at most the same time. Their
  * kernels then cannot keep each other from running. gc_comm_open_peers() arranges that, and such calls cannot be
@@ -1197,8 +1196,8 @@ typedef struct gc_peers_options_t {
  * `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
  * `nodes`: 1 for a flat communicator of `world_size` ranks. Otherwise the buffers are for the `intra_node` of
  * gc_comm_hierarchical() over `nodes` nodes, each of `world_size` ranks. They have 2 x world_size x B + 2 x
- * min(world_size x B, 8.5 MiB) bytes. B is 64 bytes plus ceil(n / world_size) values or, if larger, the reduced chunks
- * of a rank's part.
+ * min(world_size x B, 8.5 MiB) bytes. B is 64 bytes plus the values of the largest part (about n / world_size) or, if
+ * larger, the reduced chunks of a part.
  *
  * -1, and the last error: options that gc_allreduce_create() rejects, or world_size not within 1 to 64, or nodes below 1.
  */
@@ -2223,9 +2222,9 @@ gc_status_t gc_trim(DLDevice device);
 
 /**
  * Returns CUDA kernels of the library as a *fatbin*, for you to load and launch. A family has machine code for GPUs of
- * compute capability 7.5, 8.x, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData() takes it
- * from memory, CuPy's RawModule as a file. docs/ABI.md lists the kernels of "bits" that are stable, with their
- * arguments and their items; all other kernels are unstable. This needs no driver.
+ * compute capability 8.x, 9.0 and 10.0 (all but "blocks_peers" also for 7.5 and 12.0), and PTX for all others from 7.5
+ * on. cuModuleLoadData() takes it from memory, CuPy's RawModule as a file. docs/ABI.md lists the kernels of "bits" that
+ * are stable, with their arguments and their items; all other kernels are unstable. This needs no driver.
  *
  * `family`: "bits"; the message of the error names all others. `*fatbin`: static memory, aligned to 16 bytes. `*size`:
  * its size in bytes.

@@ -40,7 +40,7 @@
 //!
 //! Errors take 4 bytes per element (2 in bfloat16), and belong in checkpoints. Keep errors with codecs of 4 bits and
 //! fewer; codecs of 8 and 16 bits usually work without them (GC_ERROR_NONE). With errors in float32 a block codec loses
-//! nothing: the sent value plus the kept error is exactly the original value.
+//! nothing but the rounding of gradient plus error to float32.
 //!
 //! A block with a NaN, an Inf or a magnitude of 2^127 or more decodes to NaN as a whole, and GC_FLAG_NONFINITE is set.
 //! The errors of the block stay as they were, so the errors of block codecs are always finite. A raw segment sends such

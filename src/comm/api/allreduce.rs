@@ -271,8 +271,7 @@ pub unsafe extern "C" fn gc_allreduce_run(
 /// may already be those after the step.
 ///
 /// With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends all pending steps: that
-/// of one half, or both. Calling a half whose step is still pending commits both first. So end the step of each half by
-/// itself, or both together.
+/// of one half, or both. Calling a half whose step is still pending commits both first.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
     allreduce: *mut gc_allreduce_t, values: *const *const DLTensor, n_values: usize, value_factor: *const DLTensor,
@@ -394,10 +393,10 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
 ///
 /// `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If that
 /// world had as many ranks as this one, this rank takes its own row. Otherwise every rank takes the mean of all rows,
-/// each divided by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). A rank
-/// may pass its own errors alone: as [1, n] or, with GC_REDUCTION_SUM, which would divide these, as its own row among
-/// as many rows as there are ranks now. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all
-/// shards. This rank takes those of its own shard.
+/// each divided by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). Over
+/// several nodes see docs/NUMERICS.md, section 12. A rank may pass its own errors alone, as [1, n]. GC_REDUCTION_SUM
+/// divides these: pass as many rows as there are ranks then, with its own in place. `server`: NULL, or float32,
+/// C-contiguous, n elements: the server errors of all shards. This rank takes those of its own shard.
 ///
 /// - All errors of gc_codec_errors_in().
 /// - GC_STATUS_SHAPE_MISMATCH: a tensor has another shape than described.

@@ -15,9 +15,9 @@
 //! ```
 //!
 //! A call may block until all ranks have made the matching call, so each rank needs a thread of its own. Every rank
-//! must make its calls on a communicator in the same order. If a call fails for its arguments or for lack of memory,
-//! its rank does not take part. The others then wait for its next call; in a group they get COMM once its communicator
-//! is freed. If a call fails on one rank, it need not fail on the others.
+//! must make its calls on a communicator in the same order. If a run fails for its arguments or for lack of memory, its
+//! rank does not take part. The others then wait for its next call; a group gives COMM once that rank has freed its
+//! communicator and its all-reduces. If a call fails on one rank, it need not fail on the others.
 //!
 //! A second call on the same communicator gives BUSY while the first is running. gc_comm_async_error() and
 //! gc_comm_abort() may always be called.
@@ -117,8 +117,8 @@ pub enum TransportFlag {
 
 /// Creates a communicator from your transport callbacks.
 ///
-/// `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release,
-/// by gc_comm_free().
+/// `transport`: read during the call; its functions and ctx must stay, see gc_comm_free(). `*out`: yours to release, by
+/// gc_comm_free().
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: `rank` is not within 0 to world_size - 1, a function is NULL, or a flag is unknown.
 ///
@@ -198,9 +198,9 @@ pub unsafe extern "C" fn gc_comm_world_size(comm: *const gc_comm_t) -> i32 {
 }
 
 /// Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed, or gc_comm_abort() was called;
-/// CORRUPT: a payload was not one of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK
-/// otherwise. After a failure release the communicator, and the all-reduces over it, on every rank, and create new
-/// ones. This call never waits, and any thread may make it.
+/// CORRUPT: a payload was not one of this version; TIMEOUT: over NCCL or peer memory, a rank was late; OK otherwise.
+/// After a failure release the communicator, and the all-reduces over it, on every rank, and create new ones. This call
+/// never waits, and any thread may make it.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_status_t {
     boundary(|| {
@@ -242,8 +242,8 @@ pub unsafe extern "C" fn gc_comm_abort(comm: *mut gc_comm_t) -> gc_status_t {
 }
 
 /// Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduces that were created from it
-/// remain usable. Your transport callbacks are not called here; they must stay until the last of these all-reduces is
-/// released.
+/// remain usable. Your transport callbacks are not called here. They must stay until the last all-reduce, and the last
+/// hierarchical communicator, that was created from it is released.
 ///
 /// NCCL destroys a communicator when all ranks of the node destroy theirs. The last release of one that this library
 /// has created, here or in gc_allreduce_free(), waits for the other ranks for one second at most. After that a thread

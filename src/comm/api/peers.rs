@@ -23,8 +23,8 @@
 //!
 //! A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host continues. If a
 //! rank does not arrive, the results of that call are NaN on the ranks that waited (an all-reduce sets
-//! GC_FLAG_NONFINITE, too), and gc_comm_async_error() returns TIMEOUT. All later calls then fail with COMM, here and,
-//! once they wait for this rank, on the others. The same happens if a rank has died or writes invalid data.
+//! GC_FLAG_NONFINITE, too), and gc_comm_async_error() returns TIMEOUT. All later calls of this rank then fail with
+//! COMM, and those of other ranks once they wait for it. The same happens if a rank has died or writes invalid data.
 //!
 //! Ranks within one process that share a GPU also wait for each other on the host, for at most the same time. Their
 //! kernels then cannot keep each other from running. gc_comm_open_peers() arranges that, and such calls cannot be
@@ -92,8 +92,8 @@ unsafe impl borrow::Extensible for gc_peers_options_t {
 /// `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
 /// `nodes`: 1 for a flat communicator of `world_size` ranks. Otherwise the buffers are for the `intra_node` of
 /// gc_comm_hierarchical() over `nodes` nodes, each of `world_size` ranks. They have 2 x world_size x B + 2 x
-/// min(world_size x B, 8.5 MiB) bytes. B is 64 bytes plus ceil(n / world_size) values or, if larger, the reduced chunks
-/// of a rank's part.
+/// min(world_size x B, 8.5 MiB) bytes. B is 64 bytes plus the values of the largest part (about n / world_size) or, if
+/// larger, the reduced chunks of a part.
 ///
 /// -1, and the last error: options that gc_allreduce_create() rejects, or world_size not within 1 to 64, or nodes below 1.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]

@@ -39,9 +39,9 @@ pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
 }
 
 /// Returns CUDA kernels of the library as a *fatbin*, for you to load and launch. A family has machine code for GPUs of
-/// compute capability 7.5, 8.x, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData() takes it
-/// from memory, CuPy's RawModule as a file. docs/ABI.md lists the kernels of "bits" that are stable, with their
-/// arguments and their items; all other kernels are unstable. This needs no driver.
+/// compute capability 8.x, 9.0 and 10.0 (all but "blocks_peers" also for 7.5 and 12.0), and PTX for all others from 7.5
+/// on. cuModuleLoadData() takes it from memory, CuPy's RawModule as a file. docs/ABI.md lists the kernels of "bits" that
+/// are stable, with their arguments and their items; all other kernels are unstable. This needs no driver.
 ///
 /// `family`: "bits"; the message of the error names all others. `*fatbin`: static memory, aligned to 16 bytes. `*size`:
 /// its size in bytes.
