@@ -1833,7 +1833,8 @@ gc_status_t gc_share_send(const DLManagedTensor *tensor,
  *
  * - GC_STATUS_TIMEOUT: the receiver has not released the tensor within `timeout_ms`.
  * - GC_STATUS_SHARE: the receiver refused the tensor (the message has the reason), or it ended without releasing the
- *   tensor. A receiver has ended when its children that inherited the tensor have ended, too.
+ *   tensor. A receiver has ended when its children that inherited the tensor have ended, too, and those of the sender
+ *   that were forked during gc_share_send().
  */
 gc_status_t gc_share_wait(gc_share_t *lease,
                           int32_t timeout_ms);
@@ -2215,8 +2216,8 @@ gc_status_t gc_prepare(DLDevice device);
 
 /**
  * Frees the device memory that is kept for new tensors. That is the memory released in the context that gc_prepare()
- * would choose, and the pinned staging buffers of gc_copy_into() for the device. It waits for the work that was
- * enqueued there before. For a CPU it does nothing.
+ * would choose, and the pinned staging buffer of gc_copy_into() there. It waits for the work that was enqueued there
+ * before. For a CPU it does nothing.
  */
 gc_status_t gc_trim(DLDevice device);
 

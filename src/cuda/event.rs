@@ -34,9 +34,9 @@ impl Event {
         self.handle
     }
 
-    /// Returns true if the event is in the context that a queue works in; it can only be recorded there.
-    pub fn is_of(&self, queue: &mut Queue) -> Result<bool> {
-        Ok(queue.context()?.id == self.home.id)
+    /// Returns the id of the event's context. The event can only be recorded there.
+    pub fn context(&self) -> u64 {
+        self.home.id
     }
 }
 

@@ -22,7 +22,7 @@ impl Memory {
     pub fn new(queue: &mut Queue, bytes: u64) -> Result<Self> {
         let home = queue.home()?;
         let size = usize::try_from(bytes).map_err(|_| error!(SizeOverflow, "{bytes} bytes for a codec"))?;
-        let address = queue.allocate_scarce(size, size)?;
+        let address = queue.with_memory(|queue| queue.allocate_anew(size, size))?;
         let memory = Self { device: queue.device, home, address, bytes };
         memory.clear(queue, 0, bytes)?;
         Ok(memory)

@@ -19,28 +19,31 @@ pub struct Staging {
     source: Option<OwnStream>,
 }
 
-/// Staging buffer of the last copy on a device, by the device's number modulo 64. One is kept per entry; buffers of
-/// concurrent calls are freed.
+/// Staging buffer of the last copy in a context, by the context's id modulo 64. One is kept per entry; buffers of
+/// concurrent calls are freed. Only calls in a buffer's own context can free it, so other calls leave it where it is.
 static KEPT: [Mutex<Option<Staging>>; 64] = [const { Mutex::new(None) }; 64];
 
-fn kept(queue: &Queue) -> MutexGuard<'static, Option<Staging>> {
-    KEPT[queue.device.ordinal % KEPT.len()].lock().unwrap_or_else(PoisonError::into_inner)
+fn kept(context: u64) -> MutexGuard<'static, Option<Staging>> {
+    KEPT[(context % 64) as usize].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Frees the buffer that is kept for the queue's device.
-pub fn trim(queue: &Queue) {
-    // Dropping calls the driver, so the lock is released first.
-    let before = kept(queue).take();
-    drop(before);
+fn take(context: u64) -> Option<Staging> {
+    kept(context).take_if(|staging| staging.context() == context)
+}
+
+/// Frees the buffer that is kept for the queue's context.
+pub fn trim(queue: &mut Queue) -> Result<()> {
+    if queue.has_context()? {
+        let before = take(queue.current()?.id);
+        drop(before); // dropped here, without the lock, because dropping calls the driver
+    }
+    Ok(())
 }
 
 impl Staging {
-    /// Takes the buffer kept for the queue's device if it is in the queue's context, else makes a new one.
+    /// Takes the buffer kept for the queue's context, else makes a new one.
     pub fn of(queue: &mut Queue) -> Result<Self> {
-        let before = kept(queue).take();
-        if let Some(staging) = before
-            && staging.events[0].is_of(queue)?
-        {
+        if let Some(staging) = take(queue.context()?.id) {
             return Ok(staging);
         }
         let pinned = Pinned::new(queue, PIECES as i64 * PIECE_BYTES)?;
@@ -73,9 +76,17 @@ impl Staging {
         unsafe { self.events[number % PIECES].handle().wait(queue) }
     }
 
-    /// Keeps the buffer for the next copy.
-    pub fn keep(self, queue: &Queue) {
-        let before = kept(queue).replace(self);
+    fn context(&self) -> u64 {
+        self.events[0].context()
+    }
+
+    /// Keeps the buffer for the next copy in its context, which is current. It never replaces a buffer of a newer
+    /// context, because calls in this context cannot free that buffer.
+    pub fn keep(self) {
+        let mut slot = kept(self.context());
+        let is_older = slot.as_ref().is_some_and(|other| other.context() > self.context());
+        let before = if is_older { Some(self) } else { slot.replace(self) };
+        drop(slot);
         drop(before); // dropped here, without the lock, because dropping calls the driver
     }
 }

@@ -27,8 +27,7 @@ pub fn trim(device: Device) -> Result<()> {
         Queue::Cpu => Ok(()), // nothing is kept
         Queue::Cuda(mut queue) => {
             queue.trim()?;
-            cuda::staging::trim(&queue);
-            Ok(())
+            cuda::staging::trim(&mut queue)
         }
     }
 }

@@ -136,7 +136,8 @@ pub unsafe extern "C" fn gc_share_send(
 ///
 /// - GC_STATUS_TIMEOUT: the receiver has not released the tensor within `timeout_ms`.
 /// - GC_STATUS_SHARE: the receiver refused the tensor (the message has the reason), or it ended without releasing the
-///   tensor. A receiver has ended when its children that inherited the tensor have ended, too.
+///   tensor. A receiver has ended when its children that inherited the tensor have ended, too, and those of the sender
+///   that were forked during gc_share_send().
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_wait(lease: *mut gc_share_t, timeout_ms: i32) -> gc_status_t {
     boundary(|| {

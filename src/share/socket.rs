@@ -326,6 +326,10 @@ pub fn pair() -> Result<(Socket, Descriptor)> {
     // SAFETY: `one` is an int, whose size is passed.
     unsafe {
         libc::setsockopt(kept.number(), libc::SOL_SOCKET, libc::SO_OOBINLINE, ptr::from_ref(&one).cast(), size);
+        // An untrusted receiver must not put descriptors here, whose close() may wait. Since Linux 6.16.
+        const SO_PASSRIGHTS: c_int = 83;
+        let zero: c_int = 0;
+        libc::setsockopt(kept.number(), libc::SOL_SOCKET, SO_PASSRIGHTS, ptr::from_ref(&zero).cast(), size);
     }
     Ok((Socket(kept), travels))
 }
@@ -380,7 +384,16 @@ impl Socket {
     /// Makes a socket of a descriptor that a message carried.
     pub fn of(descriptor: Descriptor) -> Result<Self> {
         match BorrowedSocket::new(descriptor.number()) {
-            Ok(_) => Ok(Self(descriptor)),
+            Ok(_) => {
+                // The other side has nothing to write here. Descriptors that it has put here would be closed with the
+                // socket, and their close() may wait: so later ones are refused, and earlier ones refuse the message.
+                // SAFETY: the descriptor is an open socket.
+                unsafe { libc::shutdown(descriptor.number(), libc::SHUT_RD) };
+                match peek(descriptor.number(), Deadline::after(0)) {
+                    Ok(Some(_)) => Err(error!(Corrupt, "socket: the socket for the answer has bytes to read")),
+                    _ => Ok(Self(descriptor)),
+                }
+            }
             Err(refusal) => Err(error!(Corrupt, "socket: the last descriptor of the message: {}", refusal.message)),
         }
     }

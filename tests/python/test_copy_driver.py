@@ -160,6 +160,20 @@ def test_a_staging_buffer_is_reused_after_its_copy_is_done(places, dtypes):
     """, FAKE_PEERS=0)
 
 
+def test_contexts_in_turn_keep_a_staging_buffer_each():
+    work("""
+        pinned, values = [], capi.Tensor(np.arange(1000, dtype="f4"))
+        for context in [101, 102] * 3:
+            fake.fake_enter(0, context)
+            tensor = held(4000)
+            capi.check(lib.gc_copy_into(values.view, like(tensor, values.array).view, None))
+            lib.gc_tensor_free(tensor)
+            fake.fake_leave()
+            pinned.append(fake.fake_pinned())
+        assert pinned == [1, 2, 2, 2, 2, 2], pinned
+    """)
+
+
 COPIES = {
     "bytes": ("float32", "float32", "gpu(0)", "gpu(0)", 1),
     "a cast": ("float32", "bfloat16", "gpu(0)", "gpu(0)", 1),

@@ -224,6 +224,19 @@ def test_memory_kept_in_one_context_is_not_used_in_another():
     """)
 
 
+def test_memory_kept_in_one_context_does_not_end_reuse_in_another():
+    run("""
+        fake = driver()
+        fake.fake_enter(0, 100)
+        free_all([held(300 << 20) for _ in range(8)])  # more than the bound
+        fake.fake_enter(0, 101)
+        allocations = fake.fake_allocations()
+        for _ in range(500):
+            free_all([held(64 << 10) for _ in range(4)])
+        assert fake.fake_allocations() - allocations < 200
+    """)
+
+
 def test_memory_of_a_destroyed_context_is_dropped_when_its_address_is_reused():
     run("""
         fake = driver()

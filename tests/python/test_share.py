@@ -290,6 +290,38 @@ def test_an_inconsistent_message(fields, words):
         assert sender.answer() == b""
 
 
+def test_an_answer_brings_no_descriptors(ends):
+    """The library would close them with the socket, and close() may wait as long as their sender likes."""
+    one, other = ends
+    try:
+        one.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 1)
+    except OSError:
+        pytest.skip("Linux 6.16 needed")
+    lease = send(capi.Tensor(np.ones(10, "f4")), one)
+    _, files, *_ = socket.recv_fds(other, 4096, 9)
+    with socket.socket(fileno=files[-1]) as answers, pytest.raises(PermissionError):
+        socket.send_fds(answers, [b"\0"], [answers.fileno()])
+    os.close(files[0])
+    ended(lease, status=Status.SHARE)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_sender_that_writes_to_the_socket_for_the_answer(ends, early):
+    mine, theirs = socket.socketpair()
+    with mine, theirs, open(sealed(40), "rb") as file:
+        if early:
+            mine.send(b".")
+        socket.send_fds(ends[0], [host_message()], [file.fileno(), theirs.fileno()])
+        if early:
+            expect(refused(ends[1]), Status.CORRUPT, "answer", "bytes to read")
+            return
+        got = receive(ends[1])
+        with pytest.raises(BrokenPipeError):
+            mine.send(b".")
+        lib.gc_tensor_free(got)
+        assert mine.recv(2) == b"\0"
+
+
 def read_only(n_bytes):
     file = sealed(n_bytes)
     other = os.open(f"/proc/self/fd/{file}", os.O_RDONLY)
@@ -394,7 +426,7 @@ def test_part_of_a_message(known, then):
             expect(refused(sender.end), Status.TIMEOUT)
 
 
-SO_PASSPIDFD = 76
+SO_PASSPIDFD, SO_PASSRIGHTS = 76, 83
 
 
 @pytest.mark.parametrize("option", [socket.SO_PASSCRED, SO_PASSPIDFD])

@@ -320,6 +320,32 @@ def test_a_copy_exposes_nothing_else_and_outlives_the_original():
     """)
 
 
+def test_memory_that_is_kept_is_freed_for_a_copy_and_for_a_codec():
+    shares("""
+        the_driver()
+        import codecs_c
+        one, other = socket.socketpair()
+        lib.gc_tensor_free(held(5 << 20))  # kept, where there are 10 MiB
+        tensor = held(3 << 20)
+        assert fake.fake_in_use(0) >= 8 << 20
+        lease = send(tensor, one, flags=COPY)
+        lib.gc_share_free(lease)
+        lib.gc_tensor_free(tensor)
+        first, small = held(5 << 20), held(1)
+        leases = send(first, one), send(small, one)
+        other.recv(4096)  # without its descriptors, the copy is gone
+        got = receive(other)
+        lib.gc_share_free(leases[0])
+        free_all([got, first])
+        lib.gc_share_free(leases[1])  # finds that the first lease has ended: its memory is nobody's now
+        options = codecs_c.options_of(codecs_c.model_of(codec=codecs_c.ONEBIT, segments=[1 << 21]), GPU)
+        codec = ctypes.POINTER(capi.Codec)()
+        check(lib.gc_codec_create(byref(options), byref(codec)))
+        lib.gc_codec_free(codec)
+        lib.gc_tensor_free(small)
+    """, FAKE_MEMORY=10 << 20)
+
+
 def test_both_sides_wait_for_unfinished_work():
     # The driver reports memory that is shared or unmapped while work on it is unfinished.
     shares("""

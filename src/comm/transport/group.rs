@@ -105,7 +105,7 @@ impl Member {
         let Queue::Cuda(mut queue) = exchange.queue()? else { return Ok(None) };
         let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let events = match &*kept {
-            Some(events) if events[0].is_of(&mut queue)? => events,
+            Some(events) if events[0].context() == queue.context()?.id => events,
             _ => {
                 let events = [Event::new(&mut queue)?, Event::new(&mut queue)?];
                 self.wait_until_all_have_left();

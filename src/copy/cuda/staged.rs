@@ -107,7 +107,7 @@ pub unsafe fn between_host_and_device(
 /// Waits for all enqueued work, also after a failure. Then nothing uses the caller's memory or the pieces any more.
 fn finish(queue: &mut Queue, staging: Staging, done: Result<()>) -> Result<()> {
     done.and(queue.wait())?;
-    staging.keep(queue);
+    staging.keep();
     Ok(())
 }
 

@@ -158,8 +158,10 @@ impl Cache {
         }
     }
 
-    pub fn is_beyond_bound(&self) -> bool {
-        self.bytes.load(Ordering::Relaxed) > self.bound
+    /// Returns true if more memory of a context is kept than the bound. Memory of other contexts, which may be gone,
+    /// cannot be freed in this one.
+    pub fn is_beyond_bound(&self, context: u64) -> bool {
+        self.bytes.load(Ordering::Relaxed) > self.bound && self.lock().bytes_of(context) > self.bound
     }
 
     /// Locks the lists and moves released blocks into them. The lock must not be held during a driver call. A driver
@@ -371,6 +373,12 @@ impl Lists {
         let of_context = self.pending.iter().filter(|block| block.context == context);
         let (blocks, bytes) = of_context.fold((0, 0), |(blocks, bytes), block| (blocks + 1, bytes + block.capacity));
         blocks >= PENDING_BLOCKS || bytes >= PENDING_BYTES
+    }
+
+    /// Returns the bytes of a context's blocks that could be freed.
+    fn bytes_of(&self, context: u64) -> usize {
+        let lists = self.ready.iter().chain([&self.pending]).flat_map(List::iter);
+        lists.filter(|block| block.context == context).map(|block| block.capacity).sum()
     }
 
     fn take_largest(&mut self, context: u64) -> Option<Box<Block>> {

@@ -52,7 +52,7 @@ impl Queue {
             Err(failure) if failure.status == Status::OutOfMemory => {
                 // Retry with no more than the tensor needs, which may still be available.
                 block.capacity = bytes.checked_next_multiple_of(SMALLEST).unwrap_or(bytes);
-                self.allocate_scarce(block.capacity, bytes)?
+                self.with_memory(|queue| queue.allocate_anew(block.capacity, bytes))?
             }
             other => other?,
         };
@@ -65,12 +65,13 @@ impl Queue {
         Ok(block.into_owner())
     }
 
-    /// Allocates memory that is not of the cache, at least one byte. Frees what the cache keeps if there is no other.
-    pub fn allocate_scarce(&mut self, capacity: usize, wanted: usize) -> Result<u64> {
+    /// Calls `allocate`. If that gives OUT_OF_MEMORY, frees what the cache keeps, and calls it again.
+    pub fn with_memory<T>(&mut self, allocate: impl Fn(&Self) -> Result<T>) -> Result<T> {
         let context = self.current()?.id;
+        self.free_retired()?;
         let mut waits = 0;
         loop {
-            match self.allocate_anew(capacity, wanted) {
+            match allocate(self) {
                 Err(failure) if failure.status == Status::OutOfMemory => {
                     if !self.give_back(context, usize::MAX)? {
                         if waits == MOST_WAITS || !self.cache().wait_for_others() {
@@ -87,7 +88,7 @@ impl Queue {
     /// Frees memory beyond the bound, the largest blocks first, a few blocks per call.
     fn keep_within_bound(&mut self, context: u64) -> Result<()> {
         for _ in 0..FREES_PER_CALL {
-            if !self.cache().is_beyond_bound() || !self.give_back(context, 1)? {
+            if !self.cache().is_beyond_bound(context) || !self.give_back(context, 1)? {
                 break;
             }
         }
@@ -133,7 +134,8 @@ impl Queue {
         &self.device.properties().cache
     }
 
-    fn allocate_anew(&self, capacity: usize, wanted: usize) -> Result<u64> {
+    /// Allocates memory that is not of the cache.
+    pub fn allocate_anew(&self, capacity: usize, wanted: usize) -> Result<u64> {
         let (driver, mut address) = (self.device.driver, 0);
         // SAFETY: `address` outlives the call.
         let code = unsafe { (driver.functions.cuMemAlloc_v2)(&mut address, capacity) };

@@ -31,8 +31,8 @@ pub extern "C" fn gc_prepare(device: DLDevice) -> gc_status_t {
 }
 
 /// Frees the device memory that is kept for new tensors. That is the memory released in the context that gc_prepare()
-/// would choose, and the pinned staging buffers of gc_copy_into() for the device. It waits for the work that was
-/// enqueued there before. For a CPU it does nothing.
+/// would choose, and the pinned staging buffer of gc_copy_into() there. It waits for the work that was enqueued there
+/// before. For a CPU it does nothing.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
     boundary(|| devices::trim(Device::from_dlpack(&Name::new("device"), device)?))

@@ -213,7 +213,7 @@ impl Queue {
             ..Default::default()
         };
         let described: *const CUmemAllocationProp = ptr::from_ref(&properties).cast();
-        let (mut step, mut handle) = (0, 0);
+        let mut step = 0;
         // SAFETY: `step` and the properties outlive the call.
         let code = unsafe {
             let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
@@ -223,9 +223,12 @@ impl Queue {
         let whole = bytes
             .checked_next_multiple_of(step.max(1) as u64)
             .ok_or_else(|| error!(SizeOverflow, "tensor: {bytes} bytes exceed the address space"))?;
-        // SAFETY: `handle` and the properties outlive the call.
-        let code = unsafe { (driver.functions.cuMemCreate)(&mut handle, whole as usize, described, 0) };
-        check(driver, code, "cuMemCreate", whole, device)?;
+        let handle = self.with_memory(|_| {
+            let mut handle = 0;
+            // SAFETY: `handle` and the properties outlive the call.
+            let code = unsafe { (driver.functions.cuMemCreate)(&mut handle, whole as usize, described, 0) };
+            check(driver, code, "cuMemCreate", whole, device).map(|()| handle)
+        })?;
         let allocation = Allocation { driver, handle };
         let mut mapping = Mapping::reserve(device, whole, 1)?;
         mapping.map(&allocation, whole)?;

@@ -1118,7 +1118,7 @@ Result cuMemCreate(uint64_t *handle, size_t bytes, const Properties *properties,
     MAY_FAIL;
     if (!bytes || bytes % GRANULE || properties->type != 1 || properties->where != 1)
         return INVALID_VALUE;
-    if (bytes > (size_t)number("FAKE_MEMORY", INT64_MAX))
+    if (bytes > (size_t)number("FAKE_MEMORY", INT64_MAX) - in_use[properties->device])
         return OUT_OF_MEMORY;
     char name[64];
     int device = first_gpu() + properties->device;
