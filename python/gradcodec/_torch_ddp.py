@@ -372,6 +372,8 @@ def compress(
     ddp = _unwrapped(model)
     if getattr(ddp, "_use_python_reducer", False):
         raise RuntimeError("model: made under optimize_ddp = 'python_reducer', which has no buckets to be compressed")
+    if getattr(ddp, "skip_all_reduce_unused_params", False):
+        raise RuntimeError("model: made with skip_all_reduce_unused_params=True, which leaves the hook out for some buckets")
     error = settings(codec, error, scaler)
     over = process_group(ddp.process_group if group is None else group)
     ranks, its = (sorted(dist.get_process_group_ranks(each)) for each in (over, ddp.process_group))

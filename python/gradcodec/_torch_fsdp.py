@@ -27,8 +27,8 @@ _hooked: "weakref.WeakKeyDictionary[torch.nn.Module, _Shards]" = weakref.WeakKey
 class _Cut:
     """A parameter that FSDP cuts into a part for every rank: in one dimension, the last part padded."""
 
-    def __init__(self, name: str, parameter: Any, world: int) -> None:
-        self.name, self.parameter = name, parameter
+    def __init__(self, name: str, parameter: Any, of: Any, world: int) -> None:
+        self.name, self._of = name, of
         cut = dimension_of_mesh(parameter)
         self._dim = dim = parameter.placements[cut].dim
         size = parameter.shape[dim]
@@ -38,6 +38,11 @@ class _Cut:
         self._whole, self._part = [*parameter.to_local().shape], [*parameter.to_local().shape]
         self._whole[dim], self._part[dim] = size, -(-size // world)
         self.size, self.size_of_part = math.prod(self._whole), math.prod(self._part)
+
+    @property
+    def is_trained(self) -> bool:
+        """load_state_dict(assign=True) may have replaced the parameter, in FSDP's record of it, too."""
+        return bool(self._of.sharded_param.requires_grad)
 
     def joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Returns the elements of all parts, in their order."""
@@ -196,7 +201,7 @@ class _ReduceScatter(_OfModule):
 
     def unit(self, row: int, dtype: torch.dtype, op: str) -> _Rows:
         """Returns the unit of these rows; creates it when it is first needed, on all ranks alike."""
-        cuts = [cut for cut in self._cuts if cut.parameter.requires_grad]
+        cuts = [cut for cut in self._cuts if cut.is_trained]
         key = row, dtype, op, *[cut.name for cut in cuts]
         if key not in self.units:
             shards = self._shards
@@ -241,7 +246,7 @@ class _Shards(Compression):
     def _trained(self) -> Iterator[str]:
         for comm in self.comms:
             for cut in comm._cuts:
-                if cut.parameter.requires_grad:
+                if cut.is_trained:
                     yield cut.name
                     if self._replicas is not None:
                         yield cut.name + OF_REPLICAS
@@ -584,7 +589,8 @@ def shard(
     own.take_topology(transport, codec, direct=False)
     if replicas is not None:
         replicas.take_topology("flat" if transport in ("auto", "peers") else transport, codec, direct=False)
-    cuts = {id(one): _Cut(name, one, own.size) for name, one in cut_ones.items()}
+    of = {id(one.sharded_param): one for module in modules for group in _groups(module) for one in group.fsdp_params}
+    cuts = {id(one): _Cut(name, one, of[id(one)], own.size) for name, one in cut_ones.items()}
     raw_of_gather = raws(parameters, gather, None if codec in SIGNS else raw) if gather else {}
     sizes = {cut.name: cut.size for cut in cuts.values()}
     if replicas is not None:

@@ -58,6 +58,9 @@ class _OneBit(torch.optim.Optimizer):
         super().add_param_group(param_group)
         parameters, added = self._parameters(), self.param_groups[-1]["params"]
         try:
+            steps, its = (of.get("warmup_steps") for of in (self.defaults, self.param_groups[-1]))
+            if steps != its:
+                raise ValueError(f"warmup_steps: {steps}, as for all groups, expected, got {_said(its)}")
             for number, one in enumerate(added, len(parameters) - len(added)):
                 check_tensor(f"params[{number}]", one)
                 if one.device != parameters[0].device:
@@ -188,6 +191,8 @@ class OneBitSGD(_OneBit):
         parameters: list[Tensors] = [each["params"] for each in self.param_groups]
         sent: Tensors = []
         for each, own in zip(self.param_groups, parameters):
+            if not own:
+                continue
             new = torch._foreach_mul(self._state(own, "momentum_buffer"), float(each["momentum"]))
             torch._foreach_add_(new, self._gradients(own))
             sent += new
@@ -242,7 +247,7 @@ class OneBitAdam(_OneBit):
         super().__init__(params, defaults, group, timeout, transport)
 
     def _advance(self) -> None:
-        first = self.param_groups[0]["params"][0]
+        first = self._parameters()[0]
         step = int(self.state[first]["step"]) + 1 if "step" in self.state[first] else 1
         warm = step > int(self.param_groups[0]["warmup_steps"])
         if not (self._compressed() if warm else self._uncompressed(step)):
@@ -274,7 +279,7 @@ class OneBitAdam(_OneBit):
 
     def _compressed(self) -> bool:
         sent: Tensors = []
-        for each in self.param_groups:
+        for each in filter(lambda each: each["params"], self.param_groups):
             beta1 = float(each["betas"][0])
             new = torch._foreach_mul(self._state(each["params"], "exp_avg"), beta1)
             torch._foreach_add_(new, self._gradients(each["params"]), alpha=1 - beta1)

@@ -372,7 +372,7 @@ class Compression:
         self._end()
         self._group.check()
         self._pending, self._complete = True, False
-        scale = None if self._scaler is None else self._scaler._scale  # None if it is not enabled
+        scale = getattr(self._scaler, "_scale", None)  # None before its first step, missing if it is not enabled
         scale = None if scale is None else scale.detach().to(self._group.device).reshape(1).clone()
         factor = 1.0 if scale is None else scale
         if self._errors_scale is not None:

@@ -312,13 +312,14 @@ def what_arrived_is_clipped_alike_on_all_ranks():
 def errors_follow_the_scale_of_a_scaler(codec):
     """Checks the errors of workers and of reducers, also for a state that is used without a scaler."""
     runs = []
-    for scales in None, (1.0, 4.0, 4.0, 2.0, 8.0), (None, 4.0, 4.0, 2.0, 8.0):
-        scaler = None if scales is None else torch.amp.GradScaler(torch.get_default_device().type)
+    for scales in None, (), (1.0, 4.0, 4.0, 2.0, 8.0), (None, 4.0, 4.0, 2.0, 8.0):  # (): a scaler that is not enabled
+        device = torch.get_default_device().type
+        scaler = None if scales is None else torch.amp.GradScaler(device, enabled=bool(scales))
         model, compression = hooked(codec, scaler=scaler)
         arrived = []
         for step in range(5):
             scale = 1.0
-            if scaler and scales[step]:  # otherwise the scaler is not used yet
+            if scales and scales[step]:  # otherwise the scaler is not used yet
                 scale = scales[step]
                 scaler.scale(torch.ones(()))  # creates the scale
                 scaler.update(scale)
@@ -328,7 +329,7 @@ def errors_follow_the_scale_of_a_scaler(codec):
             arrived.append([gradient / scale for gradient in backward(model, gradients)])
         del arrived[3]  # has a NaN
         state = compression.state_dict()
-        assert compression.taken_back == 1 and state["scale"] == (None if scales is None else 8.0)
+        assert compression.taken_back == 1 and state["scale"] == (8.0 if scales else None)
         worker = {name: errors / scale for name, errors in state["worker"].items()}
         server = {name: [(first, part / scale) for first, part in its] for name, its in state["server"].items()}
         other, again = hooked(codec)
@@ -336,7 +337,7 @@ def errors_follow_the_scale_of_a_scaler(codec):
         arrived.append(backward(other, mine(5)))
         assert again.state_dict()["scale"] is None
         runs.append((arrived, worker, server))
-    assert same(runs[0], runs[1]) and same(runs[0], runs[2])
+    assert all(same(runs[0], one) for one in runs[1:])
 
 
 def once_closed_it_averages_plainly_and_makes_room():
@@ -421,6 +422,10 @@ def refusals():
     ]:  # fmt: skip
         with pytest.raises(kind, match=words):
             call()
+    leaves_out = fresh()
+    leaves_out.skip_all_reduce_unused_params = True
+    with pytest.raises(RuntimeError, match="skip_all_reduce_unused_params=True, which leaves the hook out"):
+        compress(leaves_out)
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         with pytest.raises(RuntimeError, match="model: made under optimize_ddp = 'python_reducer'"):
             compress(fresh())

@@ -62,7 +62,7 @@ def same_everywhere(tensors):
 
 def sgd_trains_as_well_as_with_float32():
     plain, _ = train(lambda p: torch.optim.SGD(p, 0.1, 0.9), 150, plain=True)
-    one_bit, optimizer = train(lambda p: OneBitSGD(p, 0.1, 0.9), 150)
+    one_bit, optimizer = train(lambda p: OneBitSGD([{"params": []}, {"params": [*p]}], 0.1, 0.9), 150)
     assert one_bit < 1.2 * plain + 0.01, (one_bit, plain)
     ring = 150 * 4 * sum(parameter.numel() for parameter in network().parameters())
     assert 0 < optimizer.bytes_sent < ring / 12  # 1/32, and headers
@@ -71,7 +71,8 @@ def sgd_trains_as_well_as_with_float32():
 
 def adam_trains_as_well_as_with_float32():
     plain, _ = train(lambda p: torch.optim.AdamW(p, 2e-3, weight_decay=0.01), 200, plain=True)
-    one_bit, _ = train(lambda p: OneBitAdam(p, 2e-3, weight_decay=0.01, warmup_steps=80), 200)
+    groups = lambda p: [{"params": one} for one in ([], [*p], [])]  # noqa: E731
+    one_bit, _ = train(lambda p: OneBitAdam(groups(p), 2e-3, weight_decay=0.01, warmup_steps=80), 200)
     assert one_bit < 1.2 * plain + 0.01, (one_bit, plain)
 
 
@@ -247,6 +248,7 @@ def refusals():
         (lambda: OneBitSGD([weight], "fast"), TypeError, "lr: a number expected, got str 'fast'"),
         (lambda: OneBitAdam([weight], betas=0.9), TypeError, "betas: a pair"),
         (lambda: OneBitAdam([weight], warmup_steps=0), ValueError, "warmup_steps: at least 1"),
+        (lambda: OneBitAdam([{"params": [weight], "warmup_steps": 0}]), ValueError, "warmup_steps: 1000, as for all groups"),
         (lambda: OneBitAdam([weight], warmup_steps=1.5), TypeError, "warmup_steps: a whole number"),
         (lambda: OneBitSGD([weight], 0.1, group=alone), ValueError, "at least 2 ranks expected, got 1"),
         (lambda: OneBitSGD([doubles], 0.1), TypeError, "got float64"),

@@ -223,6 +223,7 @@ def whatever_the_cut_and_whoever_is_not_sharded_errors_are_those_of_parameters()
         if not options:
             model(**given, c=given["a"]).backward()
             compression.load_state_dict({**compression.state_dict(), "worker": {}})
+            model.load_state_dict({name: one.clone() for name, one in model.state_dict().items()}, assign=True)
             model.c.requires_grad_(False)
         loses_nothing(model, compression, given)
 
