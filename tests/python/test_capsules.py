@@ -132,20 +132,14 @@ def test_the_destructor_leaves_capsules_of_other_names_alone(name):
 
 
 @both_forms
-def test_the_destructor_leaves_tensors_without_a_deleter_alone(form):
+@pytest.mark.parametrize("deleters", [0, 1])
+def test_the_destructor_calls_a_deleter_of_another_library_if_there_is_one(form, deleters):
     source = (Tensor if form is LEGACY else VersionedTensor)(np.zeros(4))
-    source.release_to(None)
+    if not deleters:
+        source.release_to(None)
     owner = capsule_new(ctypes.addressof(source.struct), form, DESTRUCTOR)
     del owner
-    assert source.releases == []
-
-
-@both_forms
-def test_a_deleter_of_another_library_is_called_by_the_destructor(form):
-    source = (Tensor if form is LEGACY else VersionedTensor)(np.zeros(4))
-    owner = capsule_new(ctypes.addressof(source.struct), form, DESTRUCTOR)
-    del owner
-    assert source.releases == [1]
+    assert source.releases == [1] * deleters
 
 
 # --- versioned and back -----------------------------------------------------------------------------------------------
