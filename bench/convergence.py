@@ -5,8 +5,8 @@
     python3 bench/convergence.py --text FILE --library lib/libgradcodec.so.0 --size tiny --device cpu         a rehearsal
 
 The model is trained on FILE byte for byte; the last twentieth is held out. docs/CODECS.md names the text. Each GPU has
-one process. AdamW trains under DistributedDataParallel or FSDP2, OneBitAdam a model without either. All runs have one
-learning rate and bfloat16 autocast; all of a seed have the same first weights and the same batches. The transport does
+one process. AdamW trains under DistributedDataParallel or FSDP2; OneBitAdam trains without either. All runs have one
+learning rate and bfloat16 autocast; runs of a seed have the same first weights and the same batches. The transport does
 not change the bytes, so peer memory stands for all with one level; `2 x 2` stands for two nodes of two GPUs, without
 limited links. With fewer GPUs than ranks, ranks share a GPU and gloo takes the place of NCCL. A run that the JSON file
 has is not run again.

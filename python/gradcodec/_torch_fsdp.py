@@ -28,7 +28,8 @@ class _Cut:
     """A parameter that FSDP cuts into a part for every rank: in one dimension, the last part padded."""
 
     def __init__(self, name: str, parameter: Any, of: Any, world: int) -> None:
-        self.name, self._of = name, of
+        # FSDP's record of the parameter would keep the model alive.
+        self.name, self._parameter, self._of = name, parameter, None if of is None else weakref.ref(of)
         cut = dimension_of_mesh(parameter)
         self._dim = dim = parameter.placements[cut].dim
         size = parameter.shape[dim]
@@ -41,8 +42,9 @@ class _Cut:
 
     @property
     def is_trained(self) -> bool:
-        """load_state_dict(assign=True) may have replaced the parameter, in FSDP's record of it, too."""
-        return bool(self._of.sharded_param.requires_grad)
+        """Returns whether the parameter requires a gradient, also after load_state_dict(assign=True) has replaced it."""
+        record = None if self._of is None else self._of()
+        return bool((self._parameter if record is None else record.sharded_param).requires_grad)
 
     def joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Returns the elements of all parts, in their order."""
@@ -589,8 +591,8 @@ def shard(
     own.take_topology(transport, codec, direct=False)
     if replicas is not None:
         replicas.take_topology("flat" if transport in ("auto", "peers") else transport, codec, direct=False)
-    of = {id(one.sharded_param): one for module in modules for group in _groups(module) for one in group.fsdp_params}
-    cuts = {id(one): _Cut(name, one, of[id(one)], own.size) for name, one in cut_ones.items()}
+    records = {id(one.sharded_param): one for module in modules for each in _groups(module) for one in each.fsdp_params}
+    cuts = {id(one): _Cut(name, one, records.get(id(one)), own.size) for name, one in cut_ones.items()}
     raw_of_gather = raws(parameters, gather, None if codec in SIGNS else raw) if gather else {}
     sizes = {cut.name: cut.size for cut in cuts.values()}
     if replicas is not None:

@@ -58,9 +58,10 @@ class _OneBit(torch.optim.Optimizer):
         super().add_param_group(param_group)
         parameters, added = self._parameters(), self.param_groups[-1]["params"]
         try:
-            steps, its = (of.get("warmup_steps") for of in (self.defaults, self.param_groups[-1]))
-            if steps != its:
-                raise ValueError(f"warmup_steps: {steps}, as for all groups, expected, got {_said(its)}")
+            its, others = self.param_groups[-1], self.defaults if len(self.param_groups) == 1 else self.param_groups[0]
+            if "warmup_steps" in self.defaults and its["warmup_steps"] != others["warmup_steps"]:
+                steps = _said(its["warmup_steps"])
+                raise ValueError(f"warmup_steps: {others['warmup_steps']}, as for all groups, expected, got {steps}")
             for number, one in enumerate(added, len(parameters) - len(added)):
                 check_tensor(f"params[{number}]", one)
                 if one.device != parameters[0].device:

@@ -19,16 +19,18 @@ pub struct Staging {
     source: Option<OwnStream>,
 }
 
-/// Staging buffer of the last copy in a context, by the context's id modulo 64. One is kept per entry; buffers of
-/// concurrent calls are freed. Only calls in a buffer's own context can free it, so other calls leave it where it is.
-static KEPT: [Mutex<Option<Staging>>; 64] = [const { Mutex::new(None) }; 64];
+/// One staging buffer of each context in which there were copies. Buffers of concurrent calls are freed. Those of a
+/// context that was destroyed stay in the list; the driver has freed their memory.
+static KEPT: Mutex<Vec<Staging>> = Mutex::new(Vec::new());
 
-fn kept(context: u64) -> MutexGuard<'static, Option<Staging>> {
-    KEPT[(context % 64) as usize].lock().unwrap_or_else(PoisonError::into_inner)
+fn kept() -> MutexGuard<'static, Vec<Staging>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn take(context: u64) -> Option<Staging> {
-    kept(context).take_if(|staging| staging.context() == context)
+    let mut kept = kept();
+    let found = kept.iter().position(|staging| staging.context() == context)?;
+    Some(kept.swap_remove(found))
 }
 
 /// Frees the buffer that is kept for the queue's context.
@@ -80,13 +82,13 @@ impl Staging {
         self.events[0].context()
     }
 
-    /// Keeps the buffer for the next copy in its context, which is current. It never replaces a buffer of a newer
-    /// context, because calls in this context cannot free that buffer.
+    /// Keeps the buffer for the next copy in its context, which is current, unless there is one.
     pub fn keep(self) {
-        let mut slot = kept(self.context());
-        let is_older = slot.as_ref().is_some_and(|other| other.context() > self.context());
-        let before = if is_older { Some(self) } else { slot.replace(self) };
-        drop(slot);
-        drop(before); // dropped here, without the lock, because dropping calls the driver
+        let mut kept = kept();
+        if kept.iter().all(|other| other.context() != self.context()) && kept.try_reserve(1).is_ok() {
+            kept.push(self);
+        } else {
+            drop(kept); // before the buffer, because dropping that calls the driver
+        }
     }
 }

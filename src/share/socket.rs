@@ -385,13 +385,17 @@ impl Socket {
     pub fn of(descriptor: Descriptor) -> Result<Self> {
         match BorrowedSocket::new(descriptor.number()) {
             Ok(_) => {
-                // The other side has nothing to write here. Descriptors that it has put here would be closed with the
-                // socket, and their close() may wait: so later ones are refused, and earlier ones refuse the message.
-                // SAFETY: the descriptor is an open socket.
-                unsafe { libc::shutdown(descriptor.number(), libc::SHUT_RD) };
-                match peek(descriptor.number(), Deadline::after(0)) {
-                    Ok(Some(_)) => Err(error!(Corrupt, "socket: the socket for the answer has bytes to read")),
-                    _ => Ok(Self(descriptor)),
+                // The other side has nothing to send here. Descriptors that it has sent would be closed with the
+                // socket, and their close() may wait. After the shutdown the kernel rejects new ones.
+                let (number, mut queued) = (descriptor.number(), 0);
+                // SAFETY: `queued` outlives the call.
+                unsafe {
+                    libc::shutdown(number, libc::SHUT_RD);
+                    libc::ioctl(number, libc::FIONREAD, &mut queued);
+                }
+                match peek(number, Deadline::after(0)) {
+                    Ok(None) if queued == 0 => Ok(Self(descriptor)),
+                    _ => Err(error!(Corrupt, "socket: the socket for the answer has bytes to read")),
                 }
             }
             Err(refusal) => Err(error!(Corrupt, "socket: the last descriptor of the message: {}", refusal.message)),

@@ -337,7 +337,7 @@ def test_memory_that_is_kept_is_freed_for_a_copy_and_for_a_codec():
         got = receive(other)
         lib.gc_share_free(leases[0])
         free_all([got, first])
-        lib.gc_share_free(leases[1])  # finds that the first lease has ended: its memory is nobody's now
+        lib.gc_share_free(leases[1])  # finds that the first lease has ended: no process uses its memory any more
         options = codecs_c.options_of(codecs_c.model_of(codec=codecs_c.ONEBIT, segments=[1 << 21]), GPU)
         codec = ctypes.POINTER(capi.Codec)()
         check(lib.gc_codec_create(byref(options), byref(codec)))

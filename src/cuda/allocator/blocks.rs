@@ -26,7 +26,7 @@ use crate::{
     ffi::error::{Result, error},
 };
 
-/// Bound of the memory kept per GPU: 1 / `SHARE` of the GPU's memory, but at least `AT_LEAST` bytes.
+/// Bound of the memory kept per context: 1 / `SHARE` of the GPU's memory, but at least `AT_LEAST` bytes.
 const SHARE: usize = 32;
 const AT_LEAST: usize = 256 << 20;
 

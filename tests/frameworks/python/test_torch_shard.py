@@ -1,8 +1,10 @@
 """Tests of gradcodec.torch.shard: the gradients of FSDP2, steps that are taken back, errors in checkpoints."""
 
 import copy
+import gc
 import math
 import os
+import weakref
 
 import pytest
 
@@ -226,6 +228,10 @@ def whatever_the_cut_and_whoever_is_not_sharded_errors_are_those_of_parameters()
             model.load_state_dict({name: one.clone() for name, one in model.state_dict().items()}, assign=True)
             model.c.requires_grad_(False)
         loses_nothing(model, compression, given)
+    alive = weakref.ref(model)
+    del model, compression
+    gc.collect()
+    assert alive() is None
 
 
 def modules_that_are_sharded_together_are_one():
