@@ -27,9 +27,10 @@ _hooked: "weakref.WeakKeyDictionary[torch.nn.Module, _Shards]" = weakref.WeakKey
 class _Cut:
     """A parameter that FSDP cuts into a part for every rank: in one dimension, the last part padded."""
 
-    def __init__(self, name: str, parameter: Any, of: Any, world: int) -> None:
-        # FSDP's record of the parameter would keep the model alive.
-        self.name, self._parameter, self._of = name, parameter, None if of is None else weakref.ref(of)
+    def __init__(self, name: str, parameter: Any, record: Any, world: int) -> None:
+        """`record`: FSDP's record of the parameter, or None. A strong reference to it would keep the model alive."""
+        self.name, self._parameter = name, parameter
+        self._record = None if record is None else weakref.ref(record)
         cut = dimension_of_mesh(parameter)
         self._dim = dim = parameter.placements[cut].dim
         size = parameter.shape[dim]
@@ -43,7 +44,7 @@ class _Cut:
     @property
     def is_trained(self) -> bool:
         """Returns whether the parameter requires a gradient, also after load_state_dict(assign=True) has replaced it."""
-        record = None if self._of is None else self._of()
+        record = None if self._record is None else self._record()
         return bool((self._parameter if record is None else record.sharded_param).requires_grad)
 
     def joined(self, parts: list[torch.Tensor]) -> torch.Tensor:

@@ -58,10 +58,6 @@ class _OneBit(torch.optim.Optimizer):
         super().add_param_group(param_group)
         parameters, added = self._parameters(), self.param_groups[-1]["params"]
         try:
-            its, others = self.param_groups[-1], self.defaults if len(self.param_groups) == 1 else self.param_groups[0]
-            if "warmup_steps" in self.defaults and its["warmup_steps"] != others["warmup_steps"]:
-                steps = _said(its["warmup_steps"])
-                raise ValueError(f"warmup_steps: {others['warmup_steps']}, as for all groups, expected, got {steps}")
             for number, one in enumerate(added, len(parameters) - len(added)):
                 check_tensor(f"params[{number}]", one)
                 if one.device != parameters[0].device:
@@ -110,6 +106,14 @@ class _OneBit(torch.optim.Optimizer):
             if name not in kept:
                 kept[name] = torch.zeros(one.shape, dtype=torch.float32, device=one.device)
         return [self.state[one][name] for one in parameters]
+
+    def _sums(self, parameters: Tensors, name: str, of_state: float, of_gradient: float) -> Tensors:
+        """Returns of_state * state + of_gradient * gradient; of a group without parameters an empty list."""
+        if not parameters:
+            return []
+        sums = torch._foreach_mul(self._state(parameters, name), of_state)
+        torch._foreach_add_(sums, self._gradients(parameters), alpha=of_gradient)
+        return list(sums)
 
     @staticmethod
     def _frozen(one: torch.Tensor) -> bool:
@@ -192,11 +196,7 @@ class OneBitSGD(_OneBit):
         parameters: list[Tensors] = [each["params"] for each in self.param_groups]
         sent: Tensors = []
         for each, own in zip(self.param_groups, parameters):
-            if not own:
-                continue
-            new = torch._foreach_mul(self._state(own, "momentum_buffer"), float(each["momentum"]))
-            torch._foreach_add_(new, self._gradients(own))
-            sent += new
+            sent += self._sums(own, "momentum_buffer", float(each["momentum"]), 1.0)
         if not self._mean_of_bits(sent):
             self.taken_back += 1
             return
@@ -224,7 +224,8 @@ class OneBitAdam(_OneBit):
     one magnitude for the part of each rank. Without the clip an element with a tiny variance would take a huge step,
     and all elements would when gradients grow. Gradients and step() are those of OneBitSGD.
 
-    `warmup_steps`: at least 1. `group`, `timeout`, `transport`, `taken_back`: as in OneBitSGD.
+    `warmup_steps`: at least 1, one number for all parameter groups. `group`, `timeout`, `transport`, `taken_back`: as in
+    OneBitSGD.
     """
 
     def __init__(
@@ -246,6 +247,13 @@ class OneBitAdam(_OneBit):
             "warmup_steps": warmup_steps,
         }  # fmt: skip
         super().__init__(params, defaults, group, timeout, transport)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        expected = (self.param_groups or [self.defaults])[0]["warmup_steps"]
+        steps = param_group.get("warmup_steps", self.defaults["warmup_steps"])
+        if steps != expected:
+            raise ValueError(f"warmup_steps: {expected}, as for all groups, expected, got {_said(steps)}")
+        super().add_param_group(param_group)
 
     def _advance(self) -> None:
         first = self._parameters()[0]
@@ -280,11 +288,9 @@ class OneBitAdam(_OneBit):
 
     def _compressed(self) -> bool:
         sent: Tensors = []
-        for each in filter(lambda each: each["params"], self.param_groups):
+        for each in self.param_groups:
             beta1 = float(each["betas"][0])
-            new = torch._foreach_mul(self._state(each["params"], "exp_avg"), beta1)
-            torch._foreach_add_(new, self._gradients(each["params"]), alpha=1 - beta1)
-            sent += new
+            sent += self._sums(each["params"], "exp_avg", beta1, 1 - beta1)
         if not self._mean_of_bits(sent):
             return False
         arrived = iter(sent)

@@ -19,8 +19,8 @@ pub struct Staging {
     source: Option<OwnStream>,
 }
 
-/// One staging buffer of each context in which there were copies. Buffers of concurrent calls are freed. Those of a
-/// context that was destroyed stay in the list; the driver has freed their memory.
+/// One staging buffer of each context in which there were copies. Further buffers, of concurrent calls, are freed. The
+/// buffer of a destroyed context stays in the list, and the driver has freed its memory.
 static KEPT: Mutex<Vec<Staging>> = Mutex::new(Vec::new());
 
 fn kept() -> MutexGuard<'static, Vec<Staging>> {

@@ -395,7 +395,10 @@ impl Socket {
                 }
                 match peek(number, Deadline::after(0)) {
                     Ok(None) if queued == 0 => Ok(Self(descriptor)),
-                    _ => Err(error!(Corrupt, "socket: the socket for the answer has bytes to read")),
+                    _ => Err(error!(
+                        Corrupt,
+                        "socket: the last descriptor of the message: a connected socket without bytes to read expected"
+                    )),
                 }
             }
             Err(refusal) => Err(error!(Corrupt, "socket: the last descriptor of the message: {}", refusal.message)),

@@ -296,7 +296,7 @@ def test_a_sender_that_writes_to_the_socket_for_the_answer():
     with UntrustedSender() as sender:
         sender.mine.send(b".")
         sender.send(host_message(), [sealed(40)])
-        expect(refused(sender.end), Status.CORRUPT, "answer", "bytes to read")
+        expect(refused(sender.end), Status.CORRUPT, "last descriptor", "without bytes to read")
 
 
 def read_only(n_bytes):

@@ -117,8 +117,8 @@ pub enum TransportFlag {
 
 /// Creates a communicator from your transport callbacks.
 ///
-/// `transport`: read during the call; its functions and ctx must stay, see gc_comm_free(). `*out`: yours to release, by
-/// gc_comm_free().
+/// `transport`: read during the call; gc_comm_free() says how long its functions and ctx must stay. `*out`: yours to
+/// release, by gc_comm_free().
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: `rank` is not within 0 to world_size - 1, a function is NULL, or a flag is unknown.
 ///
