@@ -249,6 +249,7 @@ class OneBitAdam(_OneBit):
         super().__init__(params, defaults, group, timeout, transport)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, like any optimizer, before the first step, with the same `warmup_steps`."""
         expected = (self.param_groups or [self.defaults])[0]["warmup_steps"]
         steps = param_group.get("warmup_steps", self.defaults["warmup_steps"])
         if steps != expected:
